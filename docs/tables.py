@@ -14,6 +14,7 @@ import yaml
 from lsvit.routes import ORDERS
 from papers import PAPERS
 from papers.layershuffle.labels import label
+from papers.layershuffle.section import LOGISTIC
 from pipeline.report.claims import Claim, load_claims
 from pipeline.report.ledger import (
     DECIDED,
@@ -32,7 +33,9 @@ REGRESSION = "logistic regression on the pixels"
 SHOWN = {
     "usual refinement": "baseline",
     "LayerShuffle": "ls",
-    "the first three layers alone": "refit_3",
+    "LayerDrop": "layerdrop",
+    "the first three layers alone (refit-3)": "refit_3",
+    REGRESSION: LOGISTIC,
 }
 PUBLISHED_COLUMNS = {
     "published, ViT-B/16 on ImageNet: usual refinement": 0,
@@ -90,20 +93,15 @@ def moved_verdicts(read: Read, file: str, other_file: str) -> str:
     )
 
 
-def result(read: Read, file: str, dataset: str) -> str:
-    """Mean accuracy in both orders, one number a cell: of a pre-trained model, and published ones.
-
-    Args:
-        read: reads a file.
-        file: benchmarks/gate.json.
-        dataset: that the model is refined on.
-    """
-    accuracies = json.loads(read(file))[dataset]["validation"]
+def result(read: Read, file: str) -> str:
+    """Mean accuracy in both orders, one number a cell: of a table1.csv, and published ones."""
+    table = pd.read_csv(io.StringIO(read(file)))
+    accuracies = table.pivot(index="variant", columns="order", values="mean")
+    texts = (100 * accuracies).map("{:.0f}".format).replace("nan", "")
     published = yaml.safe_load(read(PUBLISHED))["ImageNet"]["ViT-B/16"]
     rows = []
     for words, variant in SHOWN.items():
-        rows.append([words, *(f"{mean(accuracies[variant][order]):.0f}" for order in ORDERS)])
-    rows.append([REGRESSION, f"{accuracies['logistic_regression']:.0f}", ""])
+        rows.append([words, *(texts.loc[variant, order] for order in ORDERS)])
     for words, column in PUBLISHED_COLUMNS.items():
         rows.append([words, *(f"{published[order][column][0]:.0f}" for order in ORDERS)])
     return markdown_table(["accuracy in %", "original order", "random orders"], rows)
@@ -139,7 +137,10 @@ def gap(read: Read, file: str, dataset: str, other: str) -> str:
 
 
 def last_layer(read: Read, file: str, variant: str) -> str:
-    """Accuracy along single routes of random layers, with the model's last layer and without."""
+    """Accuracy along single routes of random layers, with the model's last layer and without.
+
+    Least and most over routes and seeds.
+    """
     rows = pd.read_csv(io.StringIO(read(file)))
     last = str(rows["keep"].max() - 1)
     own = rows[(rows["variant"] == variant) & (rows["routes"] == 1)]
@@ -152,7 +153,8 @@ def last_layer(read: Read, file: str, variant: str) -> str:
         parts = (routes[has_last[routes.index]], routes[~has_last[routes.index]])
         spans = [100 * part["accuracy"].agg(["min", "max"]) for part in parts]
         texts = [f"{span['min']:.0f} to {span['max']:.0f}" for span in spans]
-        counted = [f"{text} ({len(part)})" for text, part in zip(texts, parts, strict=True)]
+        counts = [len(part[["order", "route"]].drop_duplicates()) for part in parts]
+        counted = [f"{text} ({count})" for text, count in zip(texts, counts, strict=True)]
         cells.append([str(keep), *counted])
     return markdown_table(["layers kept", "with the last layer", "without it"], cells)
 

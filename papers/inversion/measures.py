@@ -13,6 +13,7 @@ from papers.inversion.compute.ratios import EMBEDDING, PIXELS, TOKENS, with_rati
 from papers.inversion.section import NO_EDIT, TRAINED
 from papers.inversion.tables import FIRST, LAYER, PATCHES, PLAIN
 from pipeline.config.variant import BASELINE, UNTRAINED
+from pipeline.report.claims import MARGINS
 from pipeline.report.evidence import (
     Counts,
     Evidence,
@@ -23,12 +24,9 @@ from pipeline.report.evidence import (
 )
 
 SOURCE_STEPS = 1500  # of gradient descent
-# Pixel correlation above which an effect of the ledger's margin, 0.05, has no room
-CEILING = 0.95
+CEILING = 1 - MARGINS[""]  # pixel correlation above which an effect has no room
 FLOOR = 0.01  # share of the yardstick below which tokens are found exactly
-# What a verdict of a descent says of an image: another input meets its output, or only near ones
-# do. "approximately non-invertible" says neither: the output was not met.
-ANOTHER_MEETS = {"non-unique": 1.0, "invertible here": 0.0}
+ASTRAY = 0.5  # share of the yardstick above which a descent into an edited model tells nothing
 
 
 def points(
@@ -75,12 +73,12 @@ def clearness(
     """Pixel correlation of original and found input.
 
     Raises:
-        NothingToTell: a part was taken out, and the descent ends farther from the output than the
-            shifted image. That tells of the descent, not of the part.
+        NothingToTell: the model was edited, and the descent ends more than half as far from the
+            output as the shifted image is. That tells of the descent, not of the edit.
     """
     rows = points(e, family, weights, edit, optimiser=optimiser)
-    if edit != NO_EDIT and at(rows, point, EMBEDDING).mean() > 1:
-        raise NothingToTell(f"{edit} the descent does not come as near as the shifted image")
+    if edit != NO_EDIT and at(rows, point, EMBEDDING).mean() > ASTRAY:
+        raise NothingToTell(f"the descent into the model {edit} does not come near its output")
     return at(rows, point, PIXELS)
 
 
@@ -182,11 +180,11 @@ def non_unique(e: Evidence) -> Counts:
         NothingToTell: no output of some seed is met.
     """
     rows = points(e, "vit", UNTRAINED, "without residuals+mlp")
-    met = rows[rows["verdict"].isin(ANOTHER_MEETS)]
+    met = rows[rows[EMBEDDING] < e.read("inversion")["met"]]
     images = met[met["point"] == f"{FIRST}1"].groupby("seed")["image"].nunique()
     if len(images) < rows["seed"].nunique():
         raise NothingToTell("the descent meets no output: whether another input does is open")
-    another = at(met.assign(another=met["verdict"].map(ANOTHER_MEETS)), 0, "another")
+    another = at(met.assign(another=met["verdict"] == "non-unique"), 0, "another")
     return Counts(100 * another - 50, step=100 / images.min())
 
 

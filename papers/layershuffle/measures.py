@@ -258,11 +258,11 @@ def regained(e: Evidence, variant: str, k: int) -> np.ndarray:
 def flattered(e: Evidence, rows: dict[str, Order]) -> np.ndarray:
     """How many points more a row has where the reported images choose the epoch, at most.
 
-    Held-out images choose otherwise.
+    Held-out images choose otherwise. A training whose epoch stays has 0.
 
     Args:
         e: the results.
-        rows: variants with the order whose accuracy chooses.
+        rows: variants with the order whose loss chooses.
 
     Raises:
         NothingToTell: both choose the same epoch of every training.
@@ -278,10 +278,10 @@ def flattered(e: Evidence, rows: dict[str, Order]) -> np.ndarray:
         raise NothingToTell(
             "held-out images chose the same epoch of every training: nothing could change"
         )
-    moved = protocols[moved]
-    in_order = moved["variant"].map(rows) == "sequential"
-    moved = moved.assign(own=moved["sequential"].where(in_order, moved["arbitrary"]))
-    chosen_by = moved.pivot(index=["variant", "seed"], columns="protocol", values="own")
+    in_order = protocols["variant"].map(rows) == "sequential"
+    accuracy = protocols["sequential"].where(in_order, protocols["arbitrary"])
+    protocols = protocols.assign(accuracy=accuracy)
+    chosen_by = protocols.pivot(index=["variant", "seed"], columns="protocol", values="accuracy")
     gain = 100 * (chosen_by["paper"] - chosen_by["heldout"])
     return gain.groupby("seed", sort=False).max().to_numpy()
 

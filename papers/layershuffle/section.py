@@ -45,7 +45,7 @@ class PruneEval(PaperSection):
 
     name = "prune_eval"
     taken = (LOGISTIC,)
-    own_route = True
+    takes_orderless = True
     keep: Annotated[list[Count], Field(min_length=1), AtMost("layers")]
     """How many layers are kept."""
     choose: Annotated[list[Choose], Field(min_length=1), Added(["random"])]

@@ -51,12 +51,10 @@ def half_away(e: Evidence) -> np.ndarray:
     return e.excess(own, right(e, BASELINE, "strict", ["healthy"], [1]))
 
 
-def lead_over_partial(
-    e: Evidence, faults: Sequence[str], copies: Sequence[int] = (1, 2)
-) -> np.ndarray:
+def lead_over_partial(e: Evidence, faults: Sequence[str]) -> np.ndarray:
     """LS in any order minus the better of baseline and LayerDrop in partial order."""
-    own = right(e, "ls", "any", faults, copies)
-    others = [right(e, name, "partial", faults, copies) for name in (BASELINE, "layerdrop")]
+    own = right(e, "ls", "any", faults)
+    others = [right(e, name, "partial", faults) for name in (BASELINE, "layerdrop")]
     return own - np.max(others, axis=0)
 
 

@@ -1,11 +1,11 @@
 """What our own questions are decided on, in %."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 
 from pipeline.report.evidence import Evidence
-
-STARTS = ("separate", "common")  # of trainings that are merged
 
 
 def _rows(e: Evidence, variant: str, part: str, way: str, measure: str) -> pd.DataFrame:
@@ -29,18 +29,15 @@ def beyond_chance(e: Evidence, variant: str, way: str) -> np.ndarray:
     return some - value(e, variant, "passes", way, "control", largest=True)
 
 
-def kept(e: Evidence, variant: str, part: str, way: str) -> np.ndarray:
+def kept(e: Evidence, variant: str, part: str, way: str, counts: Sequence[int]) -> np.ndarray:
     """What merged models keep of the single ones' accuracy above chance.
 
-    It is the mean over the numbers of trainings that are merged from all starts, of all variants.
+    It is the mean over the numbers of trainings merged, of `counts`.
     """
     rows = _rows(e, variant, part, way, "accuracy")
     what = f"{e.label(variant)} from {part} starts"
     single = e.by_seed(rows[rows["count"] == 1], "value", what)
-    merges = e.table("questions")
-    merges = merges[merges["part"].isin(STARTS) & (merges["count"] > 1)]
-    alike = set.intersection(*merges.groupby(["variant", "part"])["count"].agg(set))
-    merged = e.by_seed(rows[rows["count"].isin(alike)], "value", what)
+    merged = e.by_seed(rows[rows["count"].isin(counts)], "value", what)
     return e.excess(100 * merged, 100 * single)
 
 

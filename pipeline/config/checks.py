@@ -118,7 +118,7 @@ def _check_values(params: Params) -> list[str]:
             key = f"{section.name}.variants"
             if name not in params.all_variants:
                 unknown.append(unknown_name(key, name, params.all_variants))
-            elif params.all_variants[name].route in ORDERLESS and not section.own_route:
+            elif params.all_variants[name].route in ORDERLESS and not section.takes_orderless:
                 lines.append(mistake(key, name, "variants that run each of their layers once"))
     if not unknown:
         for paper in params.running:

@@ -132,9 +132,9 @@ class PaperSection(Section):
     """A paper's section of params.yaml.
 
     If it has a key `training`, that overrides values of `pretrain` where its stage trains.
-    `taken` are names of models in the paper's results, which no variant may have. `own_route`: its
-    stage runs variants along their own route where that is no order of their layers.
+    `taken` are names of models in the paper's results, which no variant may have. A stage that
+    `takes_orderless` runs variants whose route is no order of their layers along that route.
     """
 
     taken: ClassVar[tuple[str, ...]] = ()
-    own_route: ClassVar[bool] = False
+    takes_orderless: ClassVar[bool] = False

@@ -169,11 +169,8 @@ def _explain_file(file: Path, papers: tuple[Paper, ...]) -> list[str]:
 
 
 def _folder(file: Path) -> Path:
-    """The results that a file belongs to: those of the run, or of a committed cell."""
-    for parent in file.parents:
-        if parent.parent == RESULTS / "cells":
-            return parent
-    return RESULTS
+    """The results that a file belongs to: those of the run, or of a folder of other ones."""
+    return next((parent for parent in file.parents if (parent / CELL).is_file()), RESULTS)
 
 
 def _origin(file: Path) -> list[str]:

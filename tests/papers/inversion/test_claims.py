@@ -90,7 +90,8 @@ class TestInversion(ClaimSuite):
     def evidence(self, tables: Tables, steps: int = 1500) -> Evidence:
         """Gradient descent of some steps, whatever those of the committed results."""
         evidence = made_up(tables, model="vit_micro", classes=10)
-        evidence.read = lambda name: {"optimisers": {"gd": {"steps": steps}}}  # type: ignore[method-assign]
+        about = {"optimisers": {"gd": {"steps": steps}}, "met": 0.05}
+        evidence.read = lambda name: about  # type: ignore[method-assign]
         return evidence
 
     def test_a_short_descent_decides_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
