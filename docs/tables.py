@@ -148,15 +148,13 @@ def last_layer(read: Read, file: str, variant: str) -> str:
     if "choose" in own:  # older results have random layers alone
         own = own[own["choose"] == "random"]
     has_last = own["route"].str.split("-").map(lambda layers: last in layers)
-    cells = []
-    for keep, routes in own.groupby("keep"):
-        parts = (routes[has_last[routes.index]], routes[~has_last[routes.index]])
-        spans = [100 * part["accuracy"].agg(["min", "max"]) for part in parts]
-        texts = [f"{span['min']:.0f} to {span['max']:.0f}" for span in spans]
-        counts = [len(part[["order", "route"]].drop_duplicates()) for part in parts]
-        counted = [f"{text} ({count})" for text, count in zip(texts, counts, strict=True)]
-        cells.append([str(keep), *counted])
-    return markdown_table(["layers kept", "with the last layer", "without it"], cells)
+    cells: dict[int, list[str]] = {}
+    for (_, keep), routes in own.groupby([~has_last, "keep"]):  # first those that have it
+        accuracies = 100 * routes["accuracy"]
+        count = len(routes[["order", "route"]].drop_duplicates())
+        cell = f"{accuracies.min():.0f} to {accuracies.max():.0f} ({count})"
+        cells.setdefault(keep, [str(keep)]).append(cell)
+    return markdown_table(["layers kept", "with the last layer", "without it"], cells.values())
 
 
 def counts(read: Read, file: str) -> str:
