@@ -18,11 +18,11 @@ from pipeline.config.presets import OWN_WEIGHTS
 from pipeline.config.remarks import describe_lowered, describe_overruled
 from pipeline.cost import announce, with_counted_images
 from pipeline.data.sources import find
-from pipeline.errors import UserError, collect_errors, mistake, one_line_errors, raise_all
+from pipeline.errors import UserError, collect_errors, mistake, raise_all
 from pipeline.git import git
 from pipeline.jobs.address import check_cluster
 from pipeline.jobs.machine import describe_gpus, gpus, memory_limit
-from pipeline.jobs.processes import root
+from pipeline.jobs.processes import root, stage_process
 from pipeline.tracking.store import check_store
 
 
@@ -143,7 +143,7 @@ def committed() -> Params | None:
             return None
 
 
-@one_line_errors()
+@stage_process()
 def main() -> None:
     """params.yaml -> outs/params/NAME.json, a file a section or preset.
 

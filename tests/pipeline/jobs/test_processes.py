@@ -1,21 +1,25 @@
 """Stages as processes: they end in order, and with the DVC that started them."""
 
+import inspect
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import yaml
 
 from pipeline.jobs import processes
 from pipeline.jobs.processes import ends_unless, is_alive
 from tests.conftest import ROOT
 
+STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text("utf-8"))["stages"]
 SHORT = """
 from pipeline.jobs.processes import ends_unless, find_dvc
 with ends_unless(find_dvc()):
@@ -111,6 +115,12 @@ def test_a_stage_ends_with_a_dvc_that_it_never_saw(tmp_path: Path) -> None:
     while psutil.pid_exists(number) and is_alive(psutil.Process(number)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("module", sorted({each["cmd"].split()[2] for each in STAGES.values()}))
+def test_every_stage_ends_with_dvc(module: str) -> None:
+    """Each has the decorator; the tests above try what it does."""
+    assert inspect.getsource(import_module(module).main).startswith("@stage_process()")
 
 
 @pytest.fixture
