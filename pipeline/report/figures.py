@@ -30,6 +30,7 @@ from lsvit.routes import Order
 from pipeline.config.paper import Paper
 from pipeline.config.params import Params
 from pipeline.config.sections import PaperFigures
+from pipeline.config.variant import BASELINE
 from pipeline.report.charts import PALETTE
 from pipeline.report.results import Results
 
@@ -88,7 +89,9 @@ class Figures:
     def of(cls, results: Results, params: Params) -> Self:
         """Make the figures of a folder of results."""
         size = params.resolve(PaperFigures)
-        variants = coloured(params.all_variants, results.papers)
+        # those that a scale leaves out too, so that the others look alike at every scale
+        declared = dict.fromkeys([BASELINE, *params.variants, *params.all_variants])
+        variants = coloured(declared, results.papers)
         return cls(results.folder / "figures", size, variants, results.label)
 
     def looks(self, variants: Iterable[str]) -> dict[str, Look]:

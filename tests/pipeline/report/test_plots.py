@@ -55,6 +55,17 @@ def test_colours_are_the_figures(tmp_path: Path) -> None:
     assert {v for v in [*colours, *CONTROLS] if re.search(left_out[1], v)} == set(CONTROLS)
 
 
+def test_a_variant_looks_alike_where_others_are_left_out(tmp_path: Path) -> None:
+    params = load(ROOT / "params.yaml", papers=PAPERS)
+    results = Results(tmp_path, PAPERS)
+    scale = params.scales[params.cell.scale]
+    few = scale.model_copy(update={"variants": dict.fromkeys(("ls_pos", "ls_pred"))})
+    fewer = params.model_copy(update={"scales": params.scales | {params.cell.scale: few}})
+    assert "ls_pos" not in fewer.all_variants
+    looks = Figures.of(results, fewer).variant_looks
+    assert looks["layerdrop"] == Figures.of(results, params).variant_looks["layerdrop"]
+
+
 @pytest.fixture
 def charts(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The charts of the page that `dvc plots show` makes in a copy of the repository, by id.
