@@ -123,9 +123,13 @@ def show(found: dict[str, Any]) -> None:
         title += f", {exit['branch']} after {exit['depth']} of them, {exit['flops']:.4g} FLOPs"
         if "latency_ms" in exit:
             title += f", {exit['latency_ms']:.3g} ms"
-    table = Table("class", "probability", "std over orders", title=title, title_justify="left")
+    table = Table("class", "probability")
+    if found["orders"] > 1:
+        table.add_column("std over orders")
+        table.caption = f"{names[0]} is the answer in {found['agree']} of {found['orders']} orders"
     for name, row in zip(names, found["top"], strict=True):
-        std = "–" if row["std"] is None else f"{row['std']:.4f}"
-        table.add_row(name, f"{row['probability']:.4f}", std)
-    table.caption = f"{names[0]} is the answer in {found['agree']} of {found['orders']} orders"
-    console(80).print(table)
+        std = [] if row["std"] is None else [f"{row['std']:.4f}"]
+        table.add_row(name, f"{row['probability']:.4f}", *std)
+    out = console(80)
+    out.print(title)
+    out.print(table)
