@@ -33,7 +33,7 @@ FUNCTIONS = (
     tables.claims,
     tables.moved_verdicts,
     tables.result,
-    tables.gate,
+    tables.both_orders,
     tables.gap,
     tables.last_layer,
     tables.counts,

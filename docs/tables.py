@@ -107,21 +107,16 @@ def result(read: Read, file: str) -> str:
     return markdown_table(["accuracy in %", "original order", "random orders"], rows)
 
 
-def gate(read: Read, file: str, dataset: str) -> str:
-    """Accuracies of a pre-trained model's variants in both orders, mean and deviation over seeds.
-
-    Args:
-        read: reads a file.
-        file: benchmarks/gate.json.
-        dataset: that the model is refined on.
-    """
-    accuracies = json.loads(read(file))[dataset]["validation"]
-    regression = accuracies.pop("logistic_regression")
-    rows = [
-        [label(variant), *(f"{mean(by[order]):.1f} ± {stdev(by[order]):.1f}" for order in ORDERS)]
-        for variant, by in accuracies.items()
-    ]
-    rows.append([REGRESSION, f"{regression:.1f}", ""])
+def both_orders(read: Read, file: str) -> str:
+    """Accuracy of every variant in both orders, mean and deviation over seeds: of a table1.csv."""
+    table = pd.read_csv(io.StringIO(read(file)))
+    rows = []
+    for variant, cells in table.groupby("variant", sort=False):
+        texts = {}
+        for cell in cells.itertuples():
+            spread = f" ± {100 * cell.std:.1f}" if cell.std > 0 else ""
+            texts[cell.order] = f"{100 * cell.mean:.1f}{spread}"
+        rows.append([label(variant), *(texts.get(order, "") for order in ORDERS)])
     return markdown_table(["accuracy in %", "original order", "random orders"], rows)
 
 
@@ -145,8 +140,7 @@ def last_layer(read: Read, file: str, variant: str) -> str:
     last = str(rows["keep"].max() - 1)
     own = rows[(rows["variant"] == variant) & (rows["routes"] == 1)]
     own = own[own["keep"] < own["keep"].max()]
-    if "choose" in own:  # older results have random layers alone
-        own = own[own["choose"] == "random"]
+    own = own[own["choose"] == "random"]
     has_last = own["route"].str.split("-").map(lambda layers: last in layers)
     cells: dict[int, list[str]] = {}
     for (_, keep), routes in own.groupby([~has_last, "keep"]):  # first those that have it
