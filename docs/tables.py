@@ -6,7 +6,7 @@ Each function takes a reader of files and the file that it shows, by its path in
 import io
 import json
 from collections.abc import Iterable, Sequence
-from statistics import mean, stdev
+from statistics import mean
 
 import pandas as pd
 import yaml
@@ -114,8 +114,8 @@ def both_orders(read: Read, file: str) -> str:
     for variant, cells in table.groupby("variant", sort=False):
         texts = {}
         for cell in cells.itertuples():
-            spread = f" ± {100 * cell.std:.1f}" if cell.std > 0 else ""
-            texts[cell.order] = f"{100 * cell.mean:.1f}{spread}"
+            spread = "" if variant == LOGISTIC else f" ± {100 * cell.std:.2f}"
+            texts[cell.order] = f"{100 * cell.mean:.2f}{spread}"
         rows.append([label(variant), *(texts.get(order, "") for order in ORDERS)])
     return markdown_table(["accuracy in %", "original order", "random orders"], rows)
 

@@ -102,7 +102,8 @@ def _describe_pruned(pruned: pd.DataFrame) -> str:
 def draw_pruning_of_all(figures: Figures, cells: pd.DataFrame, chance: float) -> str:
     """Draw every variant's accuracy against layers kept, in both orders. Returns the caption."""
     cells = cells[cells["choose"].isin(["random", ALL])]
-    looks = {v: look for v, look in figures.variant_looks.items() if v in set(cells["variant"])}
+    variants = set(cells["variant"])
+    looks = figures.looks(variant for variant in figures.variant_looks if variant in variants)
     figure, axes = figures.panels(1.25, nrows=2, sharex=True)
     for axis, order in zip(axes[:, 0], ORDERS, strict=True):
         _draw_kept(axis, cells[cells["order"] == order], looks, apart=0.18)
