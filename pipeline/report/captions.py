@@ -12,10 +12,7 @@ def read_captions(module: str) -> dict[str, Any]:
 
     A template has fields for :meth:`str.format`, such as "Mean over {seeds}".
     """
-    templates: dict[str, Any] = yaml.safe_load(
-        Path(module).with_name("captions.yaml").read_text("utf-8")
-    )
-    return templates
+    return yaml.safe_load(Path(module).with_name("captions.yaml").read_text("utf-8"))
 
 
 def counted(number: int, noun: str) -> str:

@@ -73,7 +73,6 @@ class Grid(NamedTuple):
     rows: str  # column whose values are the rows
     columns: str  # column whose values are the columns
     where: tuple[str, ...] = ()  # column=value
-    factor: int = 100
     only: tuple[str, ...] = ()  # of the rows
     called: Callable[[str], str] = str  # a row: its name, of which the page makes a label
 
@@ -125,9 +124,13 @@ def lines(
     band = {
         "y": y | {"field": "low"},
         "y2": {"field": "high"},
-        "opacity": _opacity(colour, 0.15, 0),
+        "opacity": _opacity(_chosen(colour), 0.15, 0),
     }
-    line = {"y": y, "opacity": _opacity(colour, 1, 0.06), "tooltip": _tooltip([colour, x], rows)}
+    line = {
+        "y": y,
+        "opacity": _opacity(_chosen(colour), 1, 0.06),
+        "tooltip": _tooltip([colour, x], rows),
+    }
     return _whole(
         rows,
         {
@@ -180,7 +183,7 @@ def budget(
     point = {
         "x": _quantitative(cost, x_title) | {"scale": {"domain": [0, most]}},
         "y": _quantitative("mean", y_title) | {"scale": NO_ZERO},
-        "opacity": {"condition": {"test": fits, "value": 1}, "value": 0.1},
+        "opacity": _opacity(fits, 1, 0.1),
         "tooltip": _tooltip([colour, "depth", cost], rows),
     }
     rule = {"x": {"datum": {"expr": "budget"}, "type": "quantitative"}}
@@ -217,8 +220,8 @@ def _chosen(colour: str) -> str:
     return f"(!length(shown) || indexof(shown, datum['{colour}']) >= 0)"
 
 
-def _opacity(colour: str, shown: float, faded: float) -> dict[str, Any]:
-    return {"condition": {"test": _chosen(colour), "value": shown}, "value": faded}
+def _opacity(test: str, shown: float, faded: float) -> dict[str, Any]:
+    return {"condition": {"test": test, "value": shown}, "value": faded}
 
 
 def _colour(
@@ -252,7 +255,8 @@ def _whole(rows: pd.DataFrame, unit: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tooltip(fields: Sequence[str], rows: pd.DataFrame) -> list[dict[str, Any]]:
-    numbers = [name for name in ("mean", "low", "high") if name in rows]
     tooltip: list[dict[str, Any]] = [{"field": name} for name in fields]
-    tooltip += [{"field": name, "type": "quantitative", "format": ".2f"} for name in numbers]
+    for name in ("mean", "low", "high"):
+        if name in rows:
+            tooltip.append({"field": name, "type": "quantitative", "format": ".2f"})
     return tooltip

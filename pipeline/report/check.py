@@ -1,7 +1,7 @@
 """`lsvit claims`: the ledger against the result files and against another ledger."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pipeline.config.paper import Paper
 from pipeline.errors import UserError, accepted
@@ -56,7 +56,12 @@ def check_ledger(
         with reading(results, ANEW):
             ledger = read_json(file)
             judged = judge(Evidence(results, papers))
-            page = tabulate(judged, _choose(judged, papers, paper, verdict))
+            entries = judged["claims"]
+            chosen = {entry["id"] for entry in entries if verdict in (None, entry["verdict"])}
+            for known in papers:
+                if known.name == paper:
+                    chosen &= {claim.id for claim in load_claims(known).claims}
+            page = tabulate(judged, chosen)
             differing = changes(judged, ledger)
         console(140).print(*page)  # a full disk that it is written to is no fault of the results
     except UserError as error:
@@ -70,38 +75,17 @@ def check_ledger(
     except UserError as error:
         findings.problems.append(f"nothing to compare with: {error}")
         return findings
-    return findings._replace(compared=_compare(findings, ledger, other, against))
-
-
-def _choose(
-    ledger: dict[str, Any], papers: tuple[Paper, ...], paper: str | None, verdict: str | None
-) -> set[str]:
-    """The ids of the claims of a paper with a verdict. None stands for all papers, any verdict."""
-    chosen = {entry["id"] for entry in ledger["claims"] if verdict in (None, entry["verdict"])}
-    for known in papers:
-        if known.name == paper:
-            chosen &= {claim.id for claim in load_claims(known).claims}
-    return chosen
-
-
-def _compare(
-    findings: Findings,
-    ledger: dict[str, Any],
-    other: dict[str, Any] | None,
-    against: Path | None,
-) -> bool:
-    """Add what a ledger and another one say differently; whether they are of one cell."""
     if other is None:
         findings.notes.append("no committed ledger to compare with")
-        return False
+        return findings
     if same_cell(ledger, other):
         contradicting, marginal = moved(ledger, other)
         findings.problems.extend(contradicting)
         findings.notes.extend(f"moved: {line}" for line in marginal)
-        return True
+        return findings._replace(compared=True)
     cell = f"{other['dataset']} with {other['model']} at scale {other.get('scale')}"
     if against:
         findings.problems.append(f"{against}: found a ledger of {cell}, accepted: one of this cell")
     else:
         findings.notes.append(f"the committed ledger is about {cell}: verdicts are not compared")
-    return False
+    return findings

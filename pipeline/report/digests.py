@@ -17,7 +17,7 @@ PARAMS = Path("params.yaml")
 
 def digests() -> dict[str, str]:
     """The sha256 of every file that the stages left below results/, and of params.yaml's values."""
-    values = yaml.load(PARAMS.read_text("utf-8"), yaml.CSafeLoader)
+    values = yaml.safe_load(PARAMS.read_text("utf-8"))
     found = {str(PARAMS): _sha256(json.dumps(values).encode())}
     for stage in declared_stages():
         for file in stage_results(stage)[0]:

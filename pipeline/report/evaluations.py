@@ -23,19 +23,22 @@ def summarise(rows: pd.DataFrame) -> pd.DataFrame:
     """
     keys = cell_keys(rows)
     means, single = mean_rows(rows), single_rows(rows)
-    by_seed = means.groupby([*keys, "seed"], sort=False)
-    seeds = by_seed["accuracy"].agg(["mean"]).join(by_seed["routes"].sum()).reset_index()
-    singles = single.groupby([*keys, "seed"], sort=False)
-    spread = singles["accuracy"].std().groupby(keys, sort=False).mean().rename("std_orders")
-    counts = singles["routes"].sum().groupby(keys, sort=False).first().rename("spread_orders")
-    std_images = singles["std_images"].first().groupby(keys, sort=False).mean().rename("std_images")
-
+    seeds = means.groupby([*keys, "seed"], sort=False).agg(
+        mean=("accuracy", "mean"), orders=("routes", "sum")
+    )
+    singles = single.groupby([*keys, "seed"], sort=False).agg(
+        std_orders=("accuracy", "std"),
+        spread_orders=("routes", "sum"),
+        std_images=("std_images", "first"),
+    )
     by_cell = seeds.groupby(keys, sort=False)
     estimates = by_cell["mean"].apply(lambda values: pd.Series(estimate(values)._asdict()))
-    cells = estimates.unstack(sort=False)
-    cells = cells.join([spread, counts, std_images, by_cell.agg(orders=("routes", "first"))])
+    spread = singles.groupby(keys, sort=False).agg(
+        {"std_orders": "mean", "spread_orders": "first", "std_images": "mean"}
+    )
     others = means.groupby(keys, sort=False)[["position_accuracy", "images"]].mean()
-    cells = cells.join(others).reset_index()
+    cells = estimates.unstack(sort=False).join([spread, by_cell[["orders"]].first(), others])
+    cells = cells.reset_index()
     cells["n"] = cells["n"].astype(int)
     cells["se_images"] = cells.pop("std_images") / np.sqrt(cells["images"])
 
@@ -43,10 +46,7 @@ def summarise(rows: pd.DataFrame) -> pd.DataFrame:
     pools = most
     if "choose" in cells:
         pools = most.where(cells["choose"] == "random", cells["keep"])
-    existing = [
-        count_routes(pool, keep, order)
-        for pool, keep, order in zip(pools, cells["keep"], cells["order"], strict=True)
-    ]
+    existing = list(map(count_routes, pools, cells["keep"], cells["order"]))
     cells["orders"] = np.minimum(cells["orders"], existing)
     cells["full"] = cells["keep"] == most
     return cells

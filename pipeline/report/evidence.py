@@ -1,14 +1,13 @@
 """What a claim is decided on: the result files of one cell, and why they may give no verdict."""
 
 import math
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from lsvit.routes import Order, count_routes
-from pipeline.config.paper import Paper
 from pipeline.jobs.rows import mean_rows
 from pipeline.report.results import Results
 
@@ -70,6 +69,7 @@ class Counts(NamedTuple):
     step: float = 0
 
 
+@dataclass(eq=False)
 class Evidence(Results):
     """The result files of one cell. Methods return one value a seed, or raise NotRun.
 
@@ -77,9 +77,7 @@ class Evidence(Results):
         orders: numbers of orders behind the values asked for, since it was emptied.
     """
 
-    def __init__(self, folder: Path, papers: tuple[Paper, ...] = ()) -> None:
-        super().__init__(folder, papers)
-        self.orders: list[int] = []
+    orders: list[int] = field(default_factory=list)
 
     def table(self, name: str) -> pd.DataFrame:
         """The rows of `<name>.csv`, but for those of variants named by `other_methods`."""

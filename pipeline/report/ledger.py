@@ -61,32 +61,23 @@ def judge_claim(claim: Claim, measures: Measures, evidence: Evidence) -> dict[st
         The ledger's entry: the claim, what was measured, the verdict and its reason.
     """
     evidence.orders = []
-    entry: dict[str, Any] = {
-        "id": claim.id,
-        "source": claim.source,
-        "own": claim.own,
-        "claim": claim.claim,
-        "published": claim.published,
-        "effect": None,
-        "quantity": claim.quantity,
-        "rule": claim.rule,
-        "measured": None,
-    }
+    measured: dict[str, Any] | None = None
+    effect = None
     run = ""
     p = None
     try:
         values = _measure(claim, measures, evidence)
         interval = _interval(claim, values)
-        entry["measured"] = _describe(claim, values, interval)
+        measured = _describe(claim, values, interval)
         centre = _centre(claim, evidence)
         if interval.n < 2:
             raise NothingToTell("one seed, or one model, gives no interval")
         distance = interval._replace(
             mean=interval.mean - centre, low=interval.low - centre, high=interval.high - centre
         )
-        verdict, reason = _decide(claim, distance, entry["measured"]["over"])
+        verdict, reason = _decide(claim, distance, measured["over"])
         p = round(p_value(distance, _nearest_border(claim, distance.mean)), 6)
-        entry["effect"] = _place_effect(claim, interval, centre)
+        effect = _place_effect(claim, interval, centre)
         possible_reason = claim.reasons.get(evidence.cell["model"])
         if possible_reason and verdict in (FAILS, WEAKER):
             reason += f"; possible reason: {possible_reason}"
@@ -96,7 +87,16 @@ def judge_claim(claim: Claim, measures: Measures, evidence: Evidence) -> dict[st
         if claim.run and not isinstance(missing, NothingToTell):
             run = f"uv run dvc exp run {claim.run}"
     orders = evidence.orders
-    return entry | {
+    return {
+        "id": claim.id,
+        "source": claim.source,
+        "own": claim.own,
+        "claim": claim.claim,
+        "published": claim.published,
+        "effect": effect,
+        "quantity": claim.quantity,
+        "rule": claim.rule,
+        "measured": measured,
         "orders": {"min": min(orders), "max": max(orders)} if orders else None,
         "verdict": verdict,
         "reason": reason,
@@ -111,8 +111,7 @@ def _measure(claim: Claim, measures: Measures, evidence: Evidence) -> Measured:
     with np.errstate(divide="ignore", invalid="ignore"):
         values: Any = measure(evidence, **claim.arguments)
         if claim.minus is not None:
-            others: Any = measure(evidence, **(claim.arguments | claim.minus))
-            values = subtract(values, others)
+            values = subtract(values, measure(evidence, **(claim.arguments | claim.minus)))
     return values if isinstance(values, Measured) else Counts(values)
 
 

@@ -4,7 +4,6 @@ import base64
 import re
 import shlex
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 from PIL import Image
 
+from pipeline.config.paper import Paper
 from pipeline.config.params import Params
 from pipeline.declared import checksums, declared_stages, stage_results
 from pipeline.jobs.files import RESULTS
@@ -29,15 +29,7 @@ from pipeline.report.trainings import LAST, curves, options, trainings
 OWN = "own"
 CHECKLISTS = Path("docs/checklists.md")
 HERE = Path(__file__).parent
-
-
-class PaperPage(NamedTuple):
-    """A paper's part of the page."""
-
-    name: str
-    title: str
-    shown: Charts
-    has_run: bool
+Judged = list[tuple[Claim, dict[str, Any]]]  # claims with their entries in the ledger
 
 
 class Group(NamedTuple):
@@ -46,7 +38,7 @@ class Group(NamedTuple):
     name: str  # of the paper, or OWN
     title: str
     where: tuple[str, ...]  # conditions of its rows in the ledger
-    claims: list[tuple[Claim, dict[str, Any]]]  # with their entries in the ledger
+    claims: Judged
 
     def verdicts(self, key: str) -> dict[str, int]:
         """Claims by verdict, or by what is left of it ("corrected")."""
@@ -72,8 +64,7 @@ class Report:
         environment = Environment(
             loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True
         )
-        environment.filters |= {"label": self.results.label}
-        papers = self.papers()
+        environment.filters["label"] = self.results.label
         groups = self.groups()
         claims = [(group, claim, entry) for group in groups for claim, entry in group.claims]
         claims.sort(key=lambda row: ORDER.index(row[2]["verdict"]))
@@ -83,7 +74,9 @@ class Report:
         return environment.get_template("report.html.j2").render(
             cell=self.results.cell,
             ledger=self.ledger,
-            papers=papers,
+            papers=self.results.papers_here(),
+            has_run=self.results.has_run,
+            shown_of=self.shown_of,
             groups=groups,
             claims=claims,
             verdicts=VERDICTS,
@@ -104,25 +97,21 @@ class Report:
             shuffle=Markup((HERE / "shuffle.js").read_text("utf-8")),  # noqa: S704 (our own)
         )
 
-    def papers(self) -> list[PaperPage]:
-        """The papers with rows in the folder."""
-        pages = []
-        for paper in self.results.papers_here():
-            charts = paper.import_reader("charts")
-            has_run = self.results.has_run(paper)
-            shown = charts.charts(self.results) if charts and has_run else Charts()
-            pages.append(PaperPage(paper.name, paper.title, shown, has_run))
-        return pages
+    def shown_of(self, paper: Paper) -> Charts:
+        """A paper's tables, charts and pictures. One that has not run has none."""
+        charts = paper.import_reader("charts")
+        return charts.charts(self.results) if charts and self.results.has_run(paper) else Charts()
 
     def groups(self) -> list[Group]:
         """The papers' claims, a group a paper that has any, and the questions of our own."""
         entries = by_id(self.ledger)
         groups = []
-        questions = []
+        questions: Judged = []
         for paper in self.results.papers_here():
-            claims = [(claim, entries[claim.id]) for claim in load_claims(paper).claims]
-            questions += [(claim, entry) for claim, entry in claims if claim.own]
-            published = [(claim, entry) for claim, entry in claims if not claim.own]
+            published: Judged = []
+            for claim in load_claims(paper).claims:
+                group = questions if claim.own else published
+                group.append((claim, entries[claim.id]))
             if published:
                 where = (f"paper={paper.name}", "own=False")
                 groups.append(Group(paper.name, paper.title, where, published))
@@ -146,14 +135,13 @@ class Report:
         if grid.only:
             rows = rows[rows[grid.rows].isin(grid.only)]
         names = rows[[grid.rows, grid.columns]].astype(str)
-        there = set(names.itertuples(index=False, name=None))
         columns = names[grid.columns].unique().tolist()
         table = []
-        for row in names[grid.rows].unique():
+        for row, there in names.groupby(grid.rows, sort=False)[grid.columns]:
             cells: list[tuple[str, ...] | None] = []
             for column in columns:
                 where = (file, *grid.where, f"{grid.rows}={row}", f"{grid.columns}={column}")
-                cells.append(where if (row, column) in there else None)
+                cells.append(where if column in set(there) else None)
             table.append((grid.called(row), cells))
         return {"columns": columns, "rows": table}
 
@@ -162,6 +150,8 @@ class Report:
 
         The grid says where a page of pictures has them. It is None for other figures.
         """
+        text = (self.results.folder / "figures" / "captions.md").read_text("utf-8")
+        captions = dict(re.findall(r"^\*\*(.+?)\.\*\* (.+)$", text, re.M))
         pictures = []
         for title, name, caption in shown:
             file = self.results.folder / "figures" / f"{name}.png"
@@ -170,15 +160,9 @@ class Report:
             with Image.open(file) as image:
                 grid = image.info.get(GRID)
             content = base64.b64encode(file.read_bytes()).decode()
-            about = {"title": title, "name": name, "caption": self.captions[caption]}
+            about = {"title": title, "name": name, "caption": captions[caption]}
             pictures.append(about | {"source": f"data:image/png;base64,{content}", "grid": grid})
         return pictures
-
-    @cached_property
-    def captions(self) -> dict[str, str]:
-        """The captions by their titles."""
-        text = (self.results.folder / "figures" / "captions.md").read_text("utf-8")
-        return dict(re.findall(r"^\*\*(.+?)\.\*\* (.+)$", text, re.M))
 
     def stages(self) -> list[dict[str, Any]]:
         """Every stage with its command, its files in results/ and the checksums of what it left.
@@ -214,7 +198,7 @@ def dots(claim: Claim, entry: dict[str, Any]) -> dict[str, Any] | None:
     borders: list[float] = []
     if not claim.centre:
         borders = [b for b in {*claim.holds_within, *claim.contradicted_outside} if np.isfinite(b)]
-    seeds = [seed for seed in value.get("values", ()) if seed is not None]
+    seeds = value.get("values", [])
     span = [*seeds, value["low"], value["high"], *borders]
     width = (max(span) - min(span)) or 1
     return value | {"seeds": seeds, "borders": borders, "least": min(span), "width": width}

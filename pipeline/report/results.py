@@ -1,6 +1,7 @@
 """The result files of one cell, read by every paper's tables, figures and claims."""
 
 import os
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -15,17 +16,17 @@ from pipeline.files import read_json, sound
 from pipeline.jobs.rows import read_rows
 
 
+@dataclass(eq=False)
 class Results:
     """The files of a folder of results, each read once.
 
     `papers` are those whose tables, figures and claims may read them.
     """
 
-    def __init__(self, folder: Path, papers: tuple[Paper, ...] = ()) -> None:
-        self.folder = folder
-        self.papers = papers
-        self.tables: dict[str, pd.DataFrame] = {}
-        self.files: dict[str, None] = {}  # names of the files that were asked for, in this order
+    folder: Path
+    papers: tuple[Paper, ...] = ()
+    tables: dict[str, pd.DataFrame] = field(default_factory=dict)
+    files: dict[str, None] = field(default_factory=dict)  # names that were asked for, in this order
 
     def table(self, name: str) -> pd.DataFrame:
         """The rows of `<name>.csv`. There are none where what fills it did not run."""
@@ -70,7 +71,7 @@ class Results:
         """The modules "tables", "figures" or "charts" of the papers that were run here."""
         run = [paper for paper in self.papers_here() if self.has_run(paper)]
         modules = [paper.import_reader(reader) for paper in run]
-        return [module for module in modules if module is not None]
+        return [module for module in modules if module]
 
     def label(self, variant: str) -> str:
         """A variant's name in the papers' words."""

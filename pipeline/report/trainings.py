@@ -56,25 +56,25 @@ def curves(shown: list[Training], label: Callable[[str], str]) -> list[Chart]:
     Of the refined models there is a chart an order, of the starting weights one with both orders.
     """
     charts = []
-    refined = [training for training in shown if training.refined]
-    for order, words in ORDERS.items():
-        if refined:
-            rows = [_epochs(training, order, label(training.name)) for training in refined]
-            charts.append(_chart(f"Refined: validation accuracy {words}", "finetune/*.csv", rows))
+    refined = [
+        training.rows.assign(variant=label(training.name)) for training in shown if training.refined
+    ]
+    if refined:
+        rows = pd.concat(refined)
+        for order, words in ORDERS.items():
+            spec = accuracy_lines(rows, "epoch", "variant", "epoch", ACCURACIES[order])
+            title = f"Refined: validation accuracy {words}"
+            charts.append(Chart(title, SPREAD, "finetune/*.csv", spec))
+    named = {ACCURACIES[order]: words for order, words in ORDERS.items()}
     for training in shown:
         if not training.refined:
-            rows = [_epochs(training, order, words) for order, words in ORDERS.items()]
-            charts.append(_chart("Starting weights: validation accuracy", "pretrain.csv", rows))
+            rows = training.rows.rename(columns=named)
+            rows = rows.melt(["epoch", "seed"], ORDERS.values(), "variant", "accuracy")
+            spec = accuracy_lines(rows, "epoch", "variant", "epoch")
+            charts.append(
+                Chart("Starting weights: validation accuracy", SPREAD, "pretrain.csv", spec)
+            )
     return charts
-
-
-def _epochs(training: Training, order: str, name: str) -> pd.DataFrame:
-    rows = training.rows
-    return rows[["epoch", "seed"]].assign(variant=name, accuracy=rows[ACCURACIES[order]])
-
-
-def _chart(title: str, file: str, rows: list[pd.DataFrame]) -> Chart:
-    return Chart(title, SPREAD, file, accuracy_lines(pd.concat(rows), "epoch", "variant", "epoch"))
 
 
 def options(params: Params, results: Results, variants: list[str]) -> list[tuple[str, ...]]:

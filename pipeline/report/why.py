@@ -192,9 +192,13 @@ def _origin(file: Path) -> list[str]:
     declared = stages[stage]
     cell = read_json(folder / CELL)
     seeds = ", ".join(map(str, cell["seeds"]))
+    command = "repro --pull"
+    if folder != RESULTS:
+        changes = [f"-S {key}={cell[key]}" for key in ("dataset", "model", "scale")]
+        command = f"exp run --pull {' '.join(changes)} -S 'seeds={json.dumps(cell['seeds'])}'"
     lines = [
         f"{file}: stage {stage}: {declared['desc']}",
-        f"  command     {declared['cmd']}   (uv run dvc {_dvc_command(folder, cell)} {stage})",
+        f"  command     {declared['cmd']}   (uv run dvc {command} {stage})",
         f"  data, model {cell['dataset']}, {cell['model']}, scale {cell['scale']}, seeds {seeds}",
     ]
     if folder != RESULTS:
@@ -209,14 +213,6 @@ def _origin(file: Path) -> list[str]:
     if md5:
         lines.append(f"  checksum    {md5} (md5, dvc.lock)")
     return lines + _commit(file)
-
-
-def _dvc_command(folder: Path, cell: dict[str, Any]) -> str:
-    """What makes the results of a cell, but for the stage's name."""
-    if folder == RESULTS:
-        return "repro --pull"
-    changes = [f"-S {key}={cell[key]}" for key in ("dataset", "model", "scale")]
-    return f"exp run --pull {' '.join(changes)} -S 'seeds={json.dumps(cell['seeds'])}'"
 
 
 def _commit(file: Path) -> list[str]:
