@@ -16,7 +16,7 @@ def main() -> None:
     plan = Plan(stage.params)
     threads = stage.params.resolve(Finetune).threads
     further = plan.further()
-    stage.train([job for jobs in further.values() for job in jobs.values()], threads, "passes")
+    stage.train(list(further.values()), threads, "passes")
     jobs = plan.jobs()
     stage.run(list(jobs.values()))
     healing = plan.healing(jobs)

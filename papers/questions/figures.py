@@ -5,13 +5,7 @@ import pandas as pd
 from pipeline.config.params import Params
 from pipeline.config.variant import BASELINE
 from pipeline.report.captions import describe_rows, read_captions
-from pipeline.report.figures import (
-    GREY,
-    Figures,
-    Look,
-    draw_chance,
-    draw_lines,
-)
+from pipeline.report.figures import GREY, Figures, Look, draw_chance, draw_lines
 from pipeline.report.results import Results
 
 CAPTIONS = read_captions(__file__)
@@ -109,8 +103,8 @@ def draw_merges(figures: Figures, rows: pd.DataFrame, chance: float) -> str:
     for variant, look in figures.looks(dict.fromkeys(rows["variant"])).items():
         for starts, style in {"separate": "--", "common": "-"}.items():
             label = f"{look['label']}, {starts} starts"
-            looks[variant, starts] = look | {"linestyle": style, "label": label}
-    rows = rows.assign(method=list(zip(rows["variant"], rows["part"], strict=True)))
+            looks[variant + starts] = look | {"linestyle": style, "label": label}
+    rows = rows.assign(method=rows["variant"] + rows["part"])
     figure, axes = figures.panels(0.8, ncols=2, sharey=True)
     for axis, (order, title) in zip(axes[0], ORDERS.items(), strict=True):
         own = rows[rows["way"] == order]

@@ -9,8 +9,9 @@ from pipeline.report.evidence import Evidence
 
 
 def _rows(e: Evidence, variant: str, part: str, way: str, measure: str) -> pd.DataFrame:
-    where = {"variant": variant, "part": part, "way": way, "measure": measure}
-    return e.rows("questions", "questions are", **where)
+    return e.rows(
+        "questions", "questions are", variant=variant, part=part, way=way, measure=measure
+    )
 
 
 def value(

@@ -1,6 +1,7 @@
 """The section `questions` of params.yaml, and what its jobs depend on. No torch here."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -8,17 +9,19 @@ from pydantic import Field
 from pipeline.config.sections import PaperSection
 from pipeline.config.types import NUMBER, AtMost, Count, Fraction, Natural, NoEffect, Seed
 from pipeline.jobs.configs import MeasureConfig
+from pipeline.jobs.files import ROWS, write_rows
 
 Starts = Literal["separate", "common"]
 Way = Literal["random", "first", "spaced", "influence", "greedy", "laco", "patch"]
 Row = tuple[str, int, str, float]  # way, count, measure, value
-COLUMNS = ("way", "count", "images", "measure", "value")  # of the rows of every job
 
 
-def with_images(rows: Iterable[Row], images: int) -> Iterator[tuple]:
-    """Rows with :data:`COLUMNS`."""
-    for way, count, measure, value in rows:
-        yield way, count, images, measure, round(float(value), 6)
+def write_numbers(folder: Path, rows: Iterable[Row], images: int) -> None:
+    """Write the rows of a job, all of so many images, as its `rows.csv`."""
+    lines = [
+        (way, count, images, measure, round(float(value), 6)) for way, count, measure, value in rows
+    ]
+    write_rows(folder / ROWS, ("way", "count", "images", "measure", "value"), lines)
 
 
 def pruned_file(keep: int) -> str:

@@ -1,6 +1,7 @@
 """Models whose layers come from several trainings."""
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from pathlib import Path
 from statistics import fmean
 
@@ -8,8 +9,7 @@ import torch
 from torch import Tensor
 
 from lsvit.routes import OneRoute, Routes, RouteTable, arbitrary, generator, per_sample
-from papers.questions.section import COLUMNS, MergesConfig, Row, with_images
-from pipeline.jobs.files import ROWS, write_rows
+from papers.questions.section import MergesConfig, Row, write_numbers
 from pipeline.training.scoring import open_model, open_split, score
 
 Tensors = dict[str, Tensor]
@@ -54,7 +54,7 @@ def evaluate(
     members = []
     for file in (weights, *others.values()):
         model, execution = open_model(config, data, file)
-        members.append({name: own.clone() for name, own in model.state_dict().items()})
+        members.append(deepcopy(model.state_dict()))
     report({"text": f"runs on {execution}"})
     split = open_split(config, data, "validation", model, options.images)
     rng = generator("merged orders", options.seed)
@@ -67,14 +67,16 @@ def evaluate(
     for count in [1, *options.members]:
         if count > len(members):
             continue
-        accuracies: dict[str, list[float]] = {order: [] for order in routes}
+        merges = []
         for draw in range(options.draws if count > 1 else 1):
             chosen = generator("merge", options.seed, count, draw).integers(count, size=num_layers)
-            model.load_state_dict(merge(members[:count], chosen.tolist(), options.outside))
-            for order, route in routes.items():
+            merges.append(merge(members[:count], chosen.tolist(), options.outside))
+        for order, route in routes.items():
+            accuracies = []
+            for tensors in merges:
+                model.load_state_dict(tensors)
                 one = score(model, split, route, options.batch_size, execution)
-                accuracies[order].append(one.accuracy)
-        for order, values in accuracies.items():
-            rows.append((order, count, "accuracy", fmean(values)))
+                accuracies.append(one.accuracy)
+            rows.append((order, count, "accuracy", fmean(accuracies)))
         report({"cell": f"{count} trainings"})
-    write_rows(folder / ROWS, COLUMNS, with_images(rows, len(split)))
+    write_numbers(folder, rows, len(split))

@@ -1,7 +1,7 @@
 """What many passes through one model are good for: their mean, and the best of them."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +13,8 @@ from torch.nn.functional import interpolate
 from lsvit.routed import RoutedModel
 from lsvit.routes import Route, drop, evaluation_routes, generator
 from papers.questions.compute.confidence import judge, share_by_chance
-from papers.questions.section import COLUMNS, Passes, PassesConfig, Row, with_images
+from papers.questions.section import Passes, PassesConfig, Row, write_numbers
 from pipeline.data.splits import Split
-from pipeline.jobs.files import ROWS, write_rows
 from pipeline.training.devices import Execution
 from pipeline.training.scoring import open_model, open_split
 
@@ -56,14 +55,10 @@ def dropped_out(model: RoutedModel, rate: float, seed: int) -> Iterator[None]:
         kept = torch.empty_like(output).bernoulli_(1 - rate, generator=rng)
         return output * kept / (1 - rate)
 
-    hooks = []
-    if rate:
-        hooks = [block.register_forward_hook(drop_out) for block in model.backbone.blocks]
-    try:
+    with ExitStack() as hooks:
+        for block in model.backbone.blocks if rate else ():
+            hooks.enter_context(block.register_forward_hook(drop_out))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def routes_of(num_layers: int, options: Passes) -> dict[str, Sequence[Route]]:
@@ -96,8 +91,7 @@ def tried(
     """
     images = np.arange(len(labels))
     answered = np.zeros(allowed.shape, dtype=bool)
-    for classes in answers:
-        answered[images, classes] = True
+    answered[images, answers] = True
     return [
         (way, count, "single", (answers == labels).mean()),
         (way, count, "some", answered[images, labels].mean()),
@@ -119,11 +113,10 @@ def mended(
 def held_out(answers: np.ndarray, labels: np.ndarray) -> list[Row]:
     """Rows of the mean order, and of the best on every other image, tried on the rest."""
     right = answers == labels
-    even, odd = slice(0, None, 2), slice(1, None, 2)
     chosen = []
-    for here, there in ((even, odd), (odd, even)):
-        best = right[:, here].mean(1).argmax()
-        chosen.append(right[best, there])
+    for first in (0, 1):
+        best = right[:, first::2].mean(1).argmax()
+        chosen.append(right[best, 1 - first :: 2])
     count = len(answers)
     return [
         ("held_out", count, "single", right.mean()),
@@ -180,4 +173,4 @@ def evaluate(
         rows += tried("shortest", keep, np.stack(up_to), labels, every_label)
         rows += mended("mend_shorter", keep, np.stack(up_to), first, labels)
     report({"cell": "shorter routes"})
-    write_rows(folder / ROWS, COLUMNS, with_images(rows, len(split)))
+    write_numbers(folder, rows, len(split))

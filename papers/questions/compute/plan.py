@@ -36,19 +36,18 @@ class Plan(BasePlan):
     def __init__(self, params: Params) -> None:
         super().__init__(params, Questions)
 
-    def further(self) -> dict[str, dict[int, Job]]:
-        """Trainings with the next seeds from the first seed's starting weights, by variant."""
+    def further(self) -> dict[tuple[str, int], Job]:
+        """Trainings with the next seeds from the first starting weights, by variant and seed."""
         if len(self.params.starts) < len(self.params.seeds):  # some are common anyway
             return {}
         first = self.params.seeds[0]
-        jobs: dict[str, dict[int, Job]] = {}
+        jobs: dict[tuple[str, int], Job] = {}
         for name, count in self.options.common.items():
             variant = self.params.all_variants[name]
             options = self.params.resolve(Finetune, name)
             title = f"{name}_common_start"
-            jobs[name] = {}
             for seed in range(first + 1, first + 1 + count):
-                jobs[name][seed] = self.training(
+                jobs[name, seed] = self.training(
                     title, variant, options, seed, self.start(first), per=options.per
                 )
         return jobs
@@ -61,8 +60,9 @@ class Plan(BasePlan):
             return {seed: files[seed] for seed in self.params.starts}
         first = start_of(self.params.seeds[0])
         files = {seed: file for seed, file in files.items() if start_of(seed) == first}
-        for seed, job in self.further().get(variant, {}).items():
-            files[seed] = job.folder / weights_file(self.judge)
+        for (name, seed), job in self.further().items():
+            if name == variant:
+                files[seed] = job.folder / weights_file(self.judge)
         return files
 
     def merges(self, variant: str, starts: Starts) -> dict[Key, Job]:
@@ -88,14 +88,13 @@ class Plan(BasePlan):
 
     def jobs(self) -> dict[Key, Job]:
         """Make what is measured, when the further trainings have ended."""
-        kinds: dict[str, tuple[str, type, type, int]] = {
-            "passes": (PASS, PassesConfig, Passes, 5),
-            "pruning": (PRUNE, PruningConfig, Pruning, len(self.options.ways)),
-        }
+        parts = (
+            ("passes", PASS, PassesConfig, Passes, 5),
+            ("pruning", PRUNE, PruningConfig, Pruning, len(self.options.ways)),
+        )
         jobs: dict[Key, Job] = {}
         for variant in self.options.variants:
-            for part, (function, config, section, reports) in kinds.items():
-                options = self.options.narrow(section)
+            for part, function, config, section, reports in parts:
                 for seed in self.seeds:
                     jobs[part, variant, seed] = self.evaluation(
                         function,
@@ -104,7 +103,7 @@ class Plan(BasePlan):
                         seed,
                         title=f"{part} of {variant}",
                         total=reports,
-                        options=options,
+                        options=self.options.narrow(section),
                     )
             for starts in ("separate", "common"):
                 jobs |= self.merges(variant, starts)
@@ -143,8 +142,8 @@ def list_work(params: Params, num_layers: int) -> list[Work]:
     works = []
     for name in options.variants:
         variant = params.all_variants[name]
-        count = len(plan.seeds)
-        works.append(work("", count, variant=variant, passes=passes, images=options.images))
+        models = len(plan.seeds)
+        works.append(work("", models, variant=variant, passes=passes, images=options.images))
     for name, count in options.common.items():
         training = params.resolve(Finetune, name)
         variant = params.all_variants[name]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
@@ -12,18 +13,10 @@ from torch.nn.functional import cosine_similarity
 from lsvit.routed import RoutedModel
 from lsvit.routes import OneRoute, evaluation_routes, layers_of
 from lsvit.weights import save_weights
-from papers.questions.section import (
-    COLUMNS,
-    Pruning,
-    PruningConfig,
-    Row,
-    Way,
-    pruned_file,
-    with_images,
-)
+from papers.questions.section import Pruning, PruningConfig, Row, Way, pruned_file, write_numbers
 from pipeline.data.splits import Split
 from pipeline.flops import count_variant
-from pipeline.jobs.files import HELDOUT, ROWS, read_meta, write_rows
+from pipeline.jobs.files import HELDOUT, read_meta
 from pipeline.training.devices import Execution
 from pipeline.training.scoring import Score, open_model, open_split, score
 
@@ -32,6 +25,7 @@ MERGED = 4  # layers that become one at a time, as in LaCo
 UNFIT = ("random", "patch")  # ways whose models are not trained on: many, or no model of timm's
 
 
+@dataclass
 class Pruner:
     """Prunes one model in every way.
 
@@ -42,11 +36,13 @@ class Pruner:
         execution: how the model is run.
     """
 
-    def __init__(
-        self, model: RoutedModel, images: Split, options: Pruning, execution: Execution
-    ) -> None:
-        self.model, self.images, self.options, self.execution = model, images, options, execution
-        self.blocks: Blocks = list(model.backbone.blocks)
+    model: RoutedModel
+    images: Split
+    options: Pruning
+    execution: Execution
+
+    def __post_init__(self) -> None:
+        self.blocks: Blocks = list(self.model.backbone.blocks)
         self.similarity = self.measure_similarity()
 
     def prune(self, way: Way) -> Iterator[tuple[int, list[Blocks]]]:
@@ -180,8 +176,11 @@ def evaluate(
     pruner = Pruner(model, calibration, options, execution)
     flops = count_variant(config.model, len(meta["classes"]), config.variant)
     tokens = next(pruner.states(pruner.blocks))[0].shape[1]
-    rows: list[Row] = [("whole", flops.num_layers, "flops", flops.whole(flops.num_layers))]
-    rows.append(("whole", flops.num_layers, "accuracy", pruner.run(pruner.blocks, split).accuracy))
+    depth = flops.num_layers
+    rows: list[Row] = [
+        ("whole", depth, "flops", flops.whole(depth)),
+        ("whole", depth, "accuracy", pruner.run(pruner.blocks, split).accuracy),
+    ]
     least: dict[int, tuple[float, float]] = {}  # by number of layers: loss, accuracy
     trainable: dict[int, float] = {}  # likewise, the loss
     for way in options.ways:
@@ -191,9 +190,11 @@ def evaluate(
             cost = flops.whole(keep)
             if way == "patch":
                 cost += 2 * tokens * flops.width**2
-            rows.append((way, keep, "accuracy", accuracy))
-            rows.append((way, keep, "calibration_loss", loss))
-            rows.append((way, keep, "flops", cost))
+            rows += [
+                (way, keep, "accuracy", accuracy),
+                (way, keep, "calibration_loss", loss),
+                (way, keep, "flops", cost),
+            ]
             if way != "random" and (keep not in least or loss < least[keep][0]):
                 least[keep] = loss, accuracy
             if way not in UNFIT and loss < trainable.get(keep, torch.inf):
@@ -201,4 +202,4 @@ def evaluate(
                 save_weights(model, folder / pruned_file(keep))  # its last blocks
         report({"cell": way})
     rows += [("chosen", keep, "accuracy", accuracy) for keep, (_, accuracy) in least.items()]
-    write_rows(folder / ROWS, COLUMNS, with_images(rows, len(split)))
+    write_numbers(folder, rows, len(split))

@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 
-import pandas as pd
-
 from papers.questions.compute.plan import Key, Plan
 from pipeline.files import read_json
 from pipeline.jobs.files import HISTORY, RESULTS, read_meta
@@ -16,12 +14,10 @@ def keep(plan: Plan, jobs: Mapping[Key, Job], healing: Mapping[tuple[str, int, i
     """Write results/questions.csv (a row a number)."""
     rows = plan.gather(jobs, keys=("part", "variant", "seed"))
     images = read_meta(plan.data)["counts"]["validation"]
-    healed = []
     for (variant, seed, layers), job in healing.items():
         history = read_json(job.folder / HISTORY, list)
         epoch = kept_epoch(history, "sequential", plan.judge)
         accuracy = round(epoch["validation/sequential/accuracy"], 6)
         where = (plan.params.dataset, plan.params.model, "pruning", variant, seed)
-        healed.append((*where, "healed", layers, images, "accuracy", accuracy))
-    more = pd.DataFrame(healed, columns=rows.columns)
-    write_results(pd.concat([rows, more]) if healed else rows, RESULTS / "questions.csv")
+        rows.loc[len(rows)] = [*where, "healed", layers, images, "accuracy", accuracy]
+    write_results(rows, RESULTS / "questions.csv")
