@@ -39,6 +39,6 @@ def charts(results: Results) -> Charts:
     branches = rows["branch"].replace(LABELS | {LAST_EXIT: "last exit"})
     rows = rows.assign(branch=branches, cost=rows["flops"] / 2e6)
     points = spread(rows, ["branch", "depth", "cost"], "accuracy").drop(columns=["low", "high"])
-    spec = budget(points, "cost", "branch", "million multiply-adds an image", "accuracy (%)")
+    spec = budget(points, "million multiply-adds an image")
     title = "Accuracy of early exits under a budget"
     return Charts(tables, [Chart(title, CAPTION, "exits.csv", spec)])

@@ -160,18 +160,20 @@ def accuracy_lines(
     return lines(spread(rows, [colour, x], value), x, colour, x_title, y_title, (0, 100))
 
 
-def budget(
-    rows: pd.DataFrame, cost: str, colour: str, x_title: str, y_title: str
-) -> dict[str, Any]:
-    """Points of `mean` against a cost, with a slider; chosen ones are shown alone.
+def budget(rows: pd.DataFrame, x_title: str) -> dict[str, Any]:
+    """Points of accuracy in % against `cost`, with a slider; chosen branches are shown alone.
 
     What exceeds the budget fades. The best of the rest is named.
+
+    Args:
+        rows: with the columns branch, depth, cost and mean.
+        x_title: of the axis of the cost.
     """
-    step = 10.0 ** math.floor(math.log10(rows[cost].max() / 20))
-    most = round(math.ceil(rows[cost].max() / step) * step, 9)
-    fits = f"datum.{cost} <= budget && {_chosen(colour)}"
+    step = 10.0 ** math.floor(math.log10(rows["cost"].max() / 20))
+    most = round(math.ceil(rows["cost"].max() / step) * step, 9)
+    fits = f"datum.cost <= budget && {_chosen('branch')}"
     text = (
-        f"datum.best.{colour} + ' after layer ' + datum.best.depth + ': ' "
+        "datum.best.branch + ' after layer ' + datum.best.depth + ': ' "
         "+ format(datum.best.mean, '.1f')"
     )
     best = [
@@ -181,10 +183,10 @@ def budget(
     ]
     plain = {"color": {"value": "currentColor"}}
     point = {
-        "x": _quantitative(cost, x_title) | {"scale": {"domain": [0, most]}},
-        "y": _quantitative("mean", y_title) | {"scale": NO_ZERO},
+        "x": _quantitative("cost", x_title) | {"scale": {"domain": [0, most]}},
+        "y": _quantitative("mean", "accuracy (%)") | {"scale": NO_ZERO},
         "opacity": _opacity(fits, 1, 0.1),
-        "tooltip": _tooltip([colour, "depth", cost], rows),
+        "tooltip": _tooltip(["branch", "depth", "cost"], rows),
     }
     rule = {"x": {"datum": {"expr": "budget"}, "type": "quantitative"}}
     name = {"x": {"value": 8}, "y": {"value": 6}, "text": {"field": "text"}}
@@ -194,7 +196,7 @@ def budget(
         {
             "height": 260,
             "params": [{"name": "budget", "value": most, "bind": slider}, SHOWN],
-            "encoding": {"color": _colour(rows, colour)},
+            "encoding": {"color": _colour(rows, "branch")},
             "layer": [
                 {"mark": {"type": "point", "filled": True, "size": 45}, "encoding": point},
                 {"mark": {"type": "rule", "strokeDash": [4, 4]}, "encoding": plain | rule},

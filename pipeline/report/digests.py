@@ -9,6 +9,7 @@ import yaml
 
 from pipeline.declared import declared_stages, stage_results
 from pipeline.files import read_json, write_json
+from pipeline.jobs.files import sha256
 from pipeline.jobs.portable import cpu_kind
 
 DIGESTS = Path("benchmarks/portable.json")
@@ -18,15 +19,11 @@ PARAMS = Path("params.yaml")
 def digests() -> dict[str, str]:
     """The sha256 of every file that the stages left below results/, and of params.yaml's values."""
     values = yaml.safe_load(PARAMS.read_text("utf-8"))
-    found = {str(PARAMS): _sha256(json.dumps(values).encode())}
+    found = {str(PARAMS): hashlib.sha256(json.dumps(values).encode()).hexdigest()}
     for stage in declared_stages():
         for file in stage_results(stage)[0]:
-            found[str(file)] = _sha256(file.read_bytes())
+            found[str(file)] = sha256(file)
     return found
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def record() -> dict[str, Any]:

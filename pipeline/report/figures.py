@@ -282,9 +282,11 @@ def grid_of_pictures(axes: np.ndarray, heads: Sequence[str]) -> str:
     # Two pixels more, so that no line of a picture is left in the row before.
     above = 2 / axes[0, 0].figure.bbox.height
     tops = [1 - max(box.y1 for box in boxes) - above for boxes in row_boxes]
-    grid: dict[str, Any] = {"heads": [head.replace("\n", " ") for head in heads]}
-    grid["columns"] = [round(float(edge), 5) for edge in [*edges, 1.0]]
-    grid["rows"] = [round(float(top), 5) for top in [*tops, 1.0]]
+    grid = {
+        "heads": [head.replace("\n", " ") for head in heads],
+        "columns": [round(float(edge), 5) for edge in [*edges, 1.0]],
+        "rows": [round(float(top), 5) for top in [*tops, 1.0]],
+    }
     return json.dumps(grid)
 
 

@@ -66,8 +66,7 @@ def judge_claim(claim: Claim, measures: Measures, evidence: Evidence) -> dict[st
     run = ""
     p = None
     try:
-        values = _measure(claim, measures, evidence)
-        interval = _interval(claim, values)
+        values, interval = _measure(claim, measures, evidence)
         measured = _describe(claim, values, interval)
         centre = _centre(claim, evidence)
         if interval.n < 2:
@@ -105,32 +104,29 @@ def judge_claim(claim: Claim, measures: Measures, evidence: Evidence) -> dict[st
     }
 
 
-def _measure(claim: Claim, measures: Measures, evidence: Evidence) -> Measured:
-    """What the claim's quantity is measured as."""
+def _measure(claim: Claim, measures: Measures, evidence: Evidence) -> tuple[Measured, Estimate]:
+    """What the claim's quantity is measured as, its mean and interval within what is possible.
+
+    Raises:
+        NothingToTell: there is no mean.
+    """
     measure = measures[claim.measure]
     with np.errstate(divide="ignore", invalid="ignore"):
         values: Any = measure(evidence, **claim.arguments)
         if claim.minus is not None:
             values = subtract(values, measure(evidence, **(claim.arguments | claim.minus)))
-    return values if isinstance(values, Measured) else Counts(values)
+    if not isinstance(values, Measured):
+        values = Counts(values)
+    interval = values if isinstance(values, Estimate) else estimate(*values)
+    if not math.isfinite(interval.mean):
+        raise NothingToTell("the quantity is a quotient by zero")
+    low, high = np.clip((interval.low, interval.high), *claim.possible)
+    return values, interval._replace(low=low, high=high)
 
 
 def _refuse_left_out(*_: object, **__: object) -> Measured:
     """Raise NotRun, of a paper that was left out."""
     raise NotRun(LEFT_OUT)
-
-
-def _interval(claim: Claim, values: Measured) -> Estimate:
-    """Mean and interval of what was measured, within what is possible.
-
-    Raises:
-        NothingToTell: there is no mean.
-    """
-    interval = values if isinstance(values, Estimate) else estimate(*values)
-    if not math.isfinite(interval.mean):
-        raise NothingToTell("the quantity is a quotient by zero")
-    low, high = np.clip((interval.low, interval.high), *claim.possible)
-    return interval._replace(low=low, high=high)
 
 
 def _describe(claim: Claim, values: Measured, interval: Estimate) -> dict[str, Any]:
@@ -156,15 +152,15 @@ def _centre(claim: Claim, evidence: Evidence) -> float:
     if not claim.centre:
         return 0.0
     dataset, model, scale = (evidence.cell[key] for key in ("dataset", "model", "scale"))
-    figure = claim.centre.get(dataset, {}).get(model)
-    if figure is None and scale == "published":
-        cells = [f"{data} with {name}" for data, names in claim.centre.items() for name in names]
-        raise NotComparable(f"the figure is about {', '.join(cells)}")
-    if figure is None or scale != "published":
+    if scale != "published":
         raise NotComparable(
             f"{dataset} with {model} at scale {scale} is none of the paper's cells; "
             "the figure is shown for comparison"
         )
+    figure = claim.centre.get(dataset, {}).get(model)
+    if figure is None:
+        cells = [f"{data} with {name}" for data, names in claim.centre.items() for name in names]
+        raise NotComparable(f"the figure is about {', '.join(cells)}")
     return figure
 
 
@@ -369,10 +365,10 @@ def decided_differently(*ledgers: dict[str, Any]) -> list[list[dict[str, Any] | 
     return different
 
 
-def tabulate(ledger: dict[str, Any], only: Collection[str] | None = None) -> tuple["Table", str]:
+def tabulate(ledger: dict[str, Any], only: Collection[str]) -> tuple["Table", str]:
     """The ledger as a table to print, and its count of verdicts.
 
-    The table has the claims with the ids `only`, or all of them. All are counted.
+    The table has the claims with the ids `only`. All are counted.
     """
     from rich.markup import escape
     from rich.table import Table
@@ -381,11 +377,11 @@ def tabulate(ledger: dict[str, Any], only: Collection[str] | None = None) -> tup
     title = f"{cell}, protocol {ledger['protocol']}; measured: mean and {ledger['interval']}"
     columns = ("claim", "published", "measured", "published effect", "orders", "verdict")
     table = Table(title=title, title_justify="left", show_lines=True)
-    entries = [e for e in by_verdict(ledger["claims"]) if only is None or e["id"] in only]
-    id_width = max((len(entry["id"]) for entry in entries), default=0) + 1
-    for column in columns:  # an id is not cut off
-        min_width = id_width if column == "claim" else None
-        table.add_column(column, overflow="fold", min_width=min_width)
+    entries = [entry for entry in by_verdict(ledger["claims"]) if entry["id"] in only]
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    id_width = max((len(entry["id"]) for entry in entries), default=0)
+    table.columns[0].min_width = id_width + 1  # an id is not cut off
     for entry in entries:
         verdict = f"[{COLOURS[entry['verdict']]}]{entry['verdict']}[/]{_holm(entry)}"
         if entry["reason"]:

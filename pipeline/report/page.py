@@ -160,8 +160,15 @@ class Report:
             with Image.open(file) as image:
                 grid = image.info.get(GRID)
             content = base64.b64encode(file.read_bytes()).decode()
-            about = {"title": title, "name": name, "caption": captions[caption]}
-            pictures.append(about | {"source": f"data:image/png;base64,{content}", "grid": grid})
+            pictures.append(
+                {
+                    "title": title,
+                    "name": name,
+                    "caption": captions[caption],
+                    "source": f"data:image/png;base64,{content}",
+                    "grid": grid,
+                }
+            )
         return pictures
 
     def stages(self) -> list[dict[str, Any]]:

@@ -12,10 +12,10 @@ from pipeline.report.charts import ORDERS, SPREAD, Chart, accuracy_lines
 from pipeline.report.results import Results
 
 PRETRAIN = "starting weights"
-ACCURACIES = {order: f"validation/{order}/accuracy" for order in ORDERS}
+ACCURACIES = {f"validation/{order}/accuracy": words for order, words in ORDERS.items()}
 LAST = {
     "train/accuracy": "training images",
-    **{ACCURACIES[order]: f"validation, {words}" for order, words in ORDERS.items()},
+    **{column: f"validation, {words}" for column, words in ACCURACIES.items()},
 }
 
 
@@ -61,15 +61,14 @@ def curves(shown: list[Training], label: Callable[[str], str]) -> list[Chart]:
     ]
     if refined:
         rows = pd.concat(refined)
-        for order, words in ORDERS.items():
-            spec = accuracy_lines(rows, "epoch", "variant", "epoch", ACCURACIES[order])
+        for column, words in ACCURACIES.items():
+            spec = accuracy_lines(rows, "epoch", "variant", "epoch", column)
             title = f"Refined: validation accuracy {words}"
             charts.append(Chart(title, SPREAD, "finetune/*.csv", spec))
-    named = {ACCURACIES[order]: words for order, words in ORDERS.items()}
     for training in shown:
         if not training.refined:
-            rows = training.rows.rename(columns=named)
-            rows = rows.melt(["epoch", "seed"], ORDERS.values(), "variant", "accuracy")
+            rows = training.rows.rename(columns=ACCURACIES)
+            rows = rows.melt(["epoch", "seed"], ACCURACIES.values(), "variant", "accuracy")
             spec = accuracy_lines(rows, "epoch", "variant", "epoch")
             charts.append(
                 Chart("Starting weights: validation accuracy", SPREAD, "pretrain.csv", spec)

@@ -65,7 +65,11 @@ def why(target: str, papers: tuple[Paper, ...], conditions: Sequence[str] = ()) 
     template = TEMPLATES / f"{file}.j2"
     if template.is_file():
         return _list_numbers(file, template, papers)
-    return _explain_file(file, papers) + _list_other_runs(file)
+    lines = _explain_file(file, papers)
+    if file.is_relative_to(RESULTS):
+        others = sorted(RESULTS.glob(f"cells/*/{file.relative_to(RESULTS)}"))
+        lines += [f"of another run: {other}" for other in others]
+    return lines
 
 
 def _find_file(target: str, suffixes: Sequence[str]) -> Path | None:
@@ -166,14 +170,6 @@ def _explain_file(file: Path, papers: tuple[Paper, ...]) -> list[str]:
     if "table" in file.name and file.suffix in TEXTS and published.is_file():
         lines += [f"{published}: the published figures", *_commit(published)]
     return lines
-
-
-def _list_other_runs(file: Path) -> list[str]:
-    """Where the same file of committed cells is, if this one is of the run itself."""
-    if not file.is_relative_to(RESULTS):
-        return []
-    others = sorted(RESULTS.glob(f"cells/*/{file.relative_to(RESULTS)}"))
-    return [f"of another run: {other}" for other in others]
 
 
 def _folder(file: Path) -> Path:
