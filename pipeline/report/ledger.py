@@ -110,9 +110,9 @@ def _measure(claim: Claim, measures: Measures, evidence: Evidence) -> tuple[Meas
     Raises:
         NothingToTell: there is no mean.
     """
-    measure = measures[claim.measure]
+    measure: Any = measures[claim.measure]
     with np.errstate(divide="ignore", invalid="ignore"):
-        values: Any = measure(evidence, **claim.arguments)
+        values = measure(evidence, **claim.arguments)
         if claim.minus is not None:
             values = subtract(values, measure(evidence, **(claim.arguments | claim.minus)))
     if not isinstance(values, Measured):
