@@ -146,10 +146,9 @@ class Exits(BranchTraining, PaperSection):
             used |= {*(branches or ())}
         return [branch for branch in BRANCHES if branch in used]
 
-    @property
-    def branch_training(self) -> BranchTraining:
-        """The part that a job on a frozen backbone depends on."""
-        return self.narrow(BranchTraining)
+    def recorded(self, train: int, judge: int, validation: int) -> int:
+        """How many images' tokens one depth has; those that report run in three orders."""
+        return min(train, self.images or train) + judge + 3 * validation
 
 
 def own_order(route: Spec) -> Order:

@@ -9,11 +9,11 @@ import pandas as pd
 
 from papers.exits.compute.budgets import leave, pick, threshold_within
 from papers.exits.compute.in_use import InUse
-from papers.exits.compute.plan import Frozen, Plan, Trained
-from papers.exits.compute.rounds import Exits
+from papers.exits.compute.plan import Plan, Trained
 from papers.exits.section import COUNTING, EXIT_COSTS, EXIT_WEIGHTS, EXITS_IN_USE, LAST_EXIT
 from pipeline.files import read_json, write_json
 from pipeline.jobs.files import ARRAYS, RESULTS, ROWS
+from pipeline.jobs.job import Job
 from pipeline.jobs.rows import read_rows, write_results
 from pipeline.training.gather import gather_trainings
 
@@ -52,14 +52,14 @@ BUDGETS = 16  # budgets between the cheapest and the dearest exit
 NONE, EVERY = "none", "all"
 
 
-def exit_rows(model: str, frozen: Iterable[Frozen], trained: Iterable[Trained]) -> pd.DataFrame:
+def exit_rows(model: str, frozen: Iterable[Job], trained: Iterable[Trained]) -> pd.DataFrame:
     """A row an exit: of frozen backbones one an order of execution, then of trained models."""
     frames = []
-    for backbone in frozen:
-        rows = read_rows(backbone.job.folder / ROWS).assign(
-            dataset=backbone.task.name,
-            variant=backbone.variant,
-            seed=backbone.seed,
+    for job in frozen:
+        rows = read_rows(job.folder / ROWS).assign(
+            dataset=job.config.dataset,
+            variant=job.config.title,
+            seed=job.config.seed,
             strategy="classifier_wise",
             placement=EVERY,
             architecture=EVERY,
@@ -75,31 +75,32 @@ def exit_rows(model: str, frozen: Iterable[Frozen], trained: Iterable[Trained]) 
 def trained_rows(training: Trained) -> pd.DataFrame:
     """A row an exit of a model that was trained with its exits, in the original order."""
     job, kept = training.best()
-    flops = read_json(training.costs.folder / EXIT_COSTS)
-    exits = [(f"exit_{depth}_", training.branch or NONE, depth) for depth in training.placement]
+    flops = read_json(training.plan.costs().folder / EXIT_COSTS)
+    architecture = training.branch or NONE
+    exits = [(f"exit_{depth}_", architecture, depth) for depth in training.placement]
     exits.append(("", LAST_EXIT, len(flops[LAST_EXIT])))
-    counts = training.task.name == COUNTING
+    counts = training.plan.task == COUNTING
+    column, metric = ("mae", "loss") if counts else ("accuracy", "accuracy")
     rows = []
     for prefix, branch, depth in exits:
-        column, metric = ("mae", "loss") if counts else ("accuracy", "accuracy")
         row = {"branch": branch, "depth": depth, "flops": flops[branch][depth - 1]}
         rows.append(row | {column: kept[f"validation/sequential/{prefix}{metric}"]})
     # In the layer-wise strategy every exit is of a step of its own.
-    is_one_job = training.variant.exits is None or training.variant.exits.step is None
+    is_one_job = training.strategy == "end_to_end"
     return pd.DataFrame(rows).assign(
-        dataset=training.task.name,
+        dataset=training.plan.task,
         variant=NONE,
         strategy=training.strategy,
         seed=training.seed,
         placement="-".join(map(str, training.placement)) or NONE,
-        architecture=training.branch or NONE,
+        architecture=architecture,
         order="sequential",
-        lr=job.config.model_dump()["options"]["lr"] if is_one_job else None,
+        lr=job.config.options.lr if is_one_job else None,
         epochs=int(kept["epoch"]) if is_one_job else None,
     )
 
 
-def dynamic_rows(model: str, backbones: Iterable[Frozen]) -> pd.DataFrame:
+def dynamic_rows(model: str, frozen: Iterable[Job]) -> pd.DataFrame:
     """Accuracy on the reporting images under budgets, of the exits in use.
 
     Policies: *budget*, known beforehand: one exit for all images, the best that fits. *anytime*:
@@ -107,27 +108,26 @@ def dynamic_rows(model: str, backbones: Iterable[Frozen]) -> pd.DataFrame:
     leave when sure, the budget holds on average (the threshold is set on the judging images).
     """
     rows = []
-    for backbone in backbones:
-        used = InUse.read(backbone.job.folder)
-        with np.load(backbone.job.folder / ARRAYS) as arrays:
+    for job in frozen:
+        used = InUse.read(job.folder)
+        with np.load(job.folder / ARRAYS) as arrays:
             correct = arrays["score_report"][used.places]
             confidence = arrays["confidence_report"][used.places]
         images = np.arange(correct.shape[1])
         for budget in np.linspace(used.flops[0], used.spent[-1], BUDGETS):
-            best = pick(used.flops, used.accuracy, budget)
             latest = int((used.spent <= budget).sum()) - 1
             threshold = threshold_within(used.confidence, used.spent, budget)
             policies = {
-                "budget": (used.flops, np.full(len(images), best)),
-                "anytime": (used.spent, np.full(len(images), latest)),
+                "budget": (used.flops, pick(used.flops, used.accuracy, budget)),
+                "anytime": (used.spent, latest),
                 "confidence": (used.spent, leave(confidence, threshold)),
             }
             for policy, (paid, taken) in policies.items():
                 row = {
-                    "dataset": backbone.task.name,
+                    "dataset": job.config.dataset,
                     "model": model,
-                    "variant": backbone.variant,
-                    "seed": backbone.seed,
+                    "variant": job.config.title,
+                    "seed": job.config.seed,
                     "exits": len(used.depths),
                     "policy": policy,
                     "budget": round(float(budget)),
@@ -138,7 +138,7 @@ def dynamic_rows(model: str, backbones: Iterable[Frozen]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=DYNAMIC_COLUMNS)
 
 
-def keep(plan: Plan, found: Exits) -> dict[Path, str]:
+def keep(plan: Plan, frozen: list[Job], trained: list[Trained]) -> dict[Path, str]:
     """Write results/ (exits.csv, exits_dynamic.csv, exits.json) and outs/exits/.
 
     Returns:
@@ -146,21 +146,24 @@ def keep(plan: Plan, found: Exits) -> dict[Path, str]:
     """
     model = plan.params.model
     options = plan.options
-    frozen = [*found.frozen, *found.counted]
-    write_results(exit_rows(model, frozen, found.trained), RESULTS / "exits.csv")
-    write_results(dynamic_rows(model, found.frozen), RESULTS / "exits_dynamic.csv")
+    write_results(exit_rows(model, frozen, trained), RESULTS / "exits.csv")
+    classifiers = [job for job in frozen if job.config.dataset != COUNTING]
+    write_results(dynamic_rows(model, classifiers), RESULTS / "exits_dynamic.csv")
     about = {"keep": options.keep, "counting": options.counting.model_dump()}
     write_json(RESULTS / "exits.json", about, indent=None)
-    for each in frozen:
-        folder = OUT / "classifier_wise" / each.variant / f"seed_{each.seed}"
+    for job in frozen:
+        folder = OUT / "classifier_wise" / job.config.title / f"seed_{job.config.seed}"
         folder.mkdir(parents=True, exist_ok=True)
         for name in (EXIT_WEIGHTS, ARRAYS, EXITS_IN_USE):
-            if (each.job.folder / name).exists():
-                shutil.copyfile(each.job.folder / name, folder / name)
+            if (job.folder / name).exists():
+                shutil.copyfile(job.folder / name, folder / name)
+    titles: dict[str, dict[int, Trained]] = {}
+    for each in trained:
+        titles.setdefault(each.title, {})[each.seed] = each
     folders = {}
-    for title in dict.fromkeys(each.title for each in found.trained):
-        seeds = [each for each in found.trained if each.title == title]
-        task = seeds[0].task
-        gather_trainings({each.seed: each.best()[0] for each in seeds}, OUT / title, task.judge)
-        folders[OUT / title] = task.name
+    for title, seeds in titles.items():
+        task = next(iter(seeds.values())).plan
+        jobs = {seed: each.best()[0] for seed, each in seeds.items()}
+        gather_trainings(jobs, OUT / title, task.exit_judge)
+        folders[OUT / title] = task.task
     return folders
