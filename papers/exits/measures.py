@@ -259,8 +259,8 @@ def baseline_left(e: Evidence) -> np.ndarray:
     return e.excess(other, original)
 
 
-def under_budgets(e: Evidence, column: str, *policies: str) -> list[pd.DataFrame]:
-    """Per seed a column of the baseline's rows under budgets: a row a budget, a column a policy."""
+def under_budgets(e: Evidence, column: str, *policies: str) -> pd.DataFrame:
+    """A column of the baseline's rows: a row a seed and budget, a column a policy."""
     dataset = e.cell["dataset"]
     rows = e.rows("exits_dynamic", "dynamic inference is", dataset=dataset, variant=BASELINE)
     table = rows.pivot_table(index=["seed", "budget"], columns="policy", values=column)
@@ -268,14 +268,14 @@ def under_budgets(e: Evidence, column: str, *policies: str) -> list[pd.DataFrame
         if policy not in table or table[policy].isna().any():
             what = f"dynamic inference with the baseline, policy {policy},"
             raise NotRun(f"{what} is not among the results")
-    return [budgets.droplevel("seed") for _, budgets in table.groupby("seed")]
+    return table
 
 
 def confidence_gain(e: Evidence) -> np.ndarray:
     """Leaving by confidence minus one exit for all images, at half of the largest budget."""
     gains = []
-    for accuracies in under_budgets(e, "accuracy", "confidence", "budget"):
-        budgets = accuracies.index.to_numpy()
+    for _, accuracies in under_budgets(e, "accuracy", "confidence", "budget").groupby("seed"):
+        budgets = accuracies.index.get_level_values("budget")
         half = accuracies.iloc[np.abs(budgets - budgets.max() / 2).argmin()]
         gains.append(100 * (half["confidence"] - half["budget"]))
     return np.array(gains)
@@ -283,10 +283,9 @@ def confidence_gain(e: Evidence) -> np.ndarray:
 
 def overspent(e: Evidence) -> np.ndarray:
     """The largest excess in % of the mean FLOPs over a budget, leaving by confidence."""
-    excesses = []
-    for flops in under_budgets(e, "flops", "confidence"):
-        excesses.append((100 * (flops["confidence"] / flops.index - 1)).max())
-    return np.array(excesses)
+    flops = under_budgets(e, "flops", "confidence")["confidence"]
+    excess = 100 * (flops / flops.index.get_level_values("budget") - 1)
+    return excess.groupby("seed").max().to_numpy()
 
 
 MEASURES = {

@@ -61,9 +61,7 @@ def count_exits(
         del model.position["predict"]
     shape = token_shape(model.backbone)
     outputs = model.backbone.num_classes
-    counted: dict[str, int] = {}
-    for branch in branches:
-        counted[branch] = count_branch(branch, shape, outputs, sizes)
+    counted = {branch: count_branch(branch, shape, outputs, sizes) for branch in branches}
     return ExitFlops(count_model(model, preset), counted)
 
 

@@ -20,7 +20,6 @@ from papers.exits.section import (
     ExitConfig,
     ExitHeads,
     Exits,
-    LaterLayers,
 )
 from pipeline.config.paper import Work
 from pipeline.config.params import Params
@@ -61,10 +60,8 @@ class Trained(NamedTuple):
         route, judge = self.variant.route, self.plan.exit_judge
         kept = []
         for job in self.jobs:
-            kept.append(kept_epoch(read_json(job.folder / HISTORY, list), route, judge))
-        losses = [judged_loss(row, route, judge) for row in kept]
-        best = losses.index(min(losses))
-        return self.jobs[best], kept[best]
+            kept.append((job, kept_epoch(read_json(job.folder / HISTORY, list), route, judge)))
+        return min(kept, key=lambda best: judged_loss(best[1], route, judge))
 
     def weights(self) -> Path:
         """The weights of that epoch."""
@@ -81,7 +78,7 @@ class Trained(NamedTuple):
         """The same exits, trained end-to-end."""
         return self.plan.trained("end_to_end", self.branch, self.placement, self.seed)
 
-    def join(self, later: LaterLayers) -> Job:
+    def join(self, later: str) -> Job:
         """Puts the layers behind a finished first step's exit: new, original or end-to-end ones."""
         weights = {
             "none": None,
@@ -89,12 +86,12 @@ class Trained(NamedTuple):
             "end_to_end": self.twin().weights(),
         }[later]
         job = self.plan.preparing(self.title, self.variant, self.seed, self.weights())
-        digests = job.config.weights_sha256, self.plan.digest_of(weights)
+        digests = f"{job.config.weights_sha256}{self.plan.digest_of(weights) or ''}"
         return replace(
             job,
             title=f"{self.title} seed {self.seed}, later layers: {later}",
             function="papers.exits.compute.steps:join",
-            config=job.config.model_copy(update={"weights_sha256": "".join(filter(None, digests))}),
+            config=job.config.model_copy(update={"weights_sha256": digests}),
             inputs={**job.inputs, "later": weights},
         )
 
@@ -108,6 +105,14 @@ class Trained(NamedTuple):
             start or self.weights(),
             self.variant.exits.step + 1,
         )
+
+
+class Backbone(NamedTuple):
+    """A frozen model that gets branches."""
+
+    dataset: str
+    variant: str
+    seed: int
 
 
 class Plan(BasePlan):
@@ -138,9 +143,11 @@ class Plan(BasePlan):
         """The split that chooses epochs and learning rates: held-out images if there are some."""
         return HELDOUT if HELDOUT in read_meta(self.data)["counts"] else "validation"
 
-    def fields(self, *model: Any) -> dict[str, Any]:
+    def fields(
+        self, title: str, variant: Variant, weights: Path | None, preset: ModelPreset | None = None
+    ) -> dict[str, Any]:
         """The fields of a RunConfig, as every plan makes them, for the task."""
-        return super().fields(*model[:3], self.preset) | {"dataset": self.task}
+        return super().fields(title, variant, weights, self.preset) | {"dataset": self.task}
 
     def start(self, seed: int) -> Path:
         """The starting weights of a seed, with a head for the task."""
@@ -163,9 +170,8 @@ class Plan(BasePlan):
             "epochs": epochs,
             "lr": lr,
         }
-        values = self.params.resolve(Finetune).narrow(Optimisation).model_dump()
-        values |= published | self.options.model_dump(include=keys)
-        return Optimisation.model_validate(values)
+        own = self.params.resolve(Finetune).narrow(Optimisation)
+        return own.model_copy(update=published | self.options.model_dump(include=keys))
 
     def trained(
         self,
@@ -218,34 +224,30 @@ class Plan(BasePlan):
             models.append(self.trained(strategy, branch, placement, seed, step=step))
         return models
 
-    def frozen(self) -> list[Job]:
+    def frozen(self) -> dict[Backbone, Job]:
         """Branches at every depth of each frozen backbone: a variant's, or the control's."""
-        options = self.options
-        if self.task == COUNTING:
-            models = self.control()
-            return [self._on(COUNTING, model.seed, None, model.weights()) for model in models]
-        jobs = []
-        for name, branches in options.variants.items():
-            jobs += [self._on(name, seed, branches) for seed in self.seeds]
-        return jobs
-
-    def _on(
-        self, name: str, seed: int, branches: list[BranchName] | None, weights: Path | None = None
-    ) -> Job:
-        """The given branches, or all, on one backbone."""
         depths = self.options.depths or range(1, self.preset.kwargs.get("depth", 12))
-        job = self.evaluation(
-            "papers.exits.compute.frozen:train_branches",
-            ExitConfig,
-            name,
-            seed,
-            weights=weights,
-            title=f"exits of {name}",
-            total=len(depths),
-            seed=seed,
-            **self._branch_fields(branches or self.options.branches),
-        )
-        return replace(job, memory=self._memory(job.inputs["weights"]))
+        variants = self.options.variants
+        weights: dict[int, Path] = {}
+        if self.task == COUNTING:
+            variants = {COUNTING: None}
+            weights = {model.seed: model.weights() for model in self.control()}
+        jobs = {}
+        for (name, branches), seed in product(variants.items(), self.seeds):
+            job = self.evaluation(
+                "papers.exits.compute.frozen:train_branches",
+                ExitConfig,
+                name,
+                seed,
+                weights=weights.get(seed),
+                title=f"exits of {name}",
+                total=len(depths),
+                seed=seed,
+                **self._branch_fields(branches or self.options.branches),
+            )
+            memory = self._memory(job.inputs["weights"])
+            jobs[Backbone(self.task, name, seed)] = replace(job, memory=memory)
+        return jobs
 
     def _branch_fields(self, branches: list[BranchName]) -> dict[str, Any]:
         """The fields of an ExitConfig that say what is trained."""
@@ -292,11 +294,9 @@ class Plan(BasePlan):
 def list_work(params: Params, num_layers: int) -> list[Work]:
     """List what stage exits does, for `lsvit cost`: no branches, no early stopping."""
     plan = Plan(params)
-    options = plan.options
-    preset = params.model_preset
-    seeds = len(plan.seeds)
+    options, preset, seeds = plan.options, plan.preset, len(plan.seeds)
     placements = len(options.placements)
-    later_steps = len(LATER_LAYERS) * sum(len(placement) for placement in options.placements)
+    later_steps = len(LATER_LAYERS) * sum(map(len, options.placements))
     trainings = {
         "end_to_end": 1 + placements * len(options.branches),
         "layer_wise": (placements + later_steps) * len(options.layer_wise_branches),

@@ -5,7 +5,7 @@ from itertools import product
 from pathlib import Path
 
 from papers.exits.compute.counting import write_canvases
-from papers.exits.compute.plan import Plan, Trained
+from papers.exits.compute.plan import Backbone, Plan, Trained
 from papers.exits.section import COUNTING, LATER_LAYERS
 from pipeline.jobs.files import WEIGHTS
 from pipeline.jobs.job import Job
@@ -13,7 +13,7 @@ from pipeline.jobs.job import Job
 
 def train(
     plan: Plan, out: Path, run: Callable[[Sequence[Job], str], None]
-) -> tuple[list[Job], list[Trained]]:
+) -> tuple[dict[Backbone, Job], list[Trained]]:
     """Train every exit that params.yaml asks for.
 
     Args:
@@ -46,14 +46,14 @@ def train(
         first += [*model.jobs, model.plan.costs()]
     run(first, "exits on frozen models")
 
-    frozen: list[Job] = []
+    frozen: dict[Backbone, Job] = {}
     for task, strategies in plans.items():
         if "classifier_wise" in strategies:
-            frozen += task.frozen()
+            frozen |= task.frozen()
     joined = []
     for step, later in product(first_steps, LATER_LAYERS):
         joined.append((step, later, step.join(later)))
-    run([*frozen, *(job for _, _, job in joined)], "later steps" if joined else "")
+    run([*frozen.values(), *(job for _, _, job in joined)], "later steps" if joined else "")
 
     steps = []
     for step, later, job in joined:

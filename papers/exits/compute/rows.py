@@ -1,7 +1,7 @@
 """What stage `exits` reports: a row an exit, and accuracy under budgets. No torch here."""
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +9,12 @@ import pandas as pd
 
 from papers.exits.compute.budgets import leave, pick, threshold_within
 from papers.exits.compute.in_use import InUse
-from papers.exits.compute.plan import Plan, Trained
+from papers.exits.compute.plan import Backbone, Plan, Trained
 from papers.exits.section import COUNTING, EXIT_COSTS, EXIT_WEIGHTS, EXITS_IN_USE, LAST_EXIT
 from pipeline.files import read_json, write_json
-from pipeline.jobs.files import ARRAYS, RESULTS, ROWS
+from pipeline.jobs.files import ARRAYS, RESULTS
 from pipeline.jobs.job import Job
-from pipeline.jobs.rows import read_rows, write_results
+from pipeline.jobs.rows import write_results
 from pipeline.training.gather import gather_trainings
 
 OUT = Path("outs/exits")
@@ -52,23 +52,18 @@ BUDGETS = 16  # budgets between the cheapest and the dearest exit
 NONE, EVERY = "none", "all"
 
 
-def exit_rows(model: str, frozen: Iterable[Job], trained: Iterable[Trained]) -> pd.DataFrame:
+def exit_rows(
+    plan: Plan, frozen: Mapping[Backbone, Job], trained: Iterable[Trained]
+) -> pd.DataFrame:
     """A row an exit: of frozen backbones one an order of execution, then of trained models."""
-    frames = []
-    for job in frozen:
-        rows = read_rows(job.folder / ROWS).assign(
-            dataset=job.config.dataset,
-            variant=job.config.title,
-            seed=job.config.seed,
-            strategy="classifier_wise",
-            placement=EVERY,
-            architecture=EVERY,
-        )
-        frames.append(rows)
-    frames += [trained_rows(training) for training in trained]
+    frames = [trained_rows(training) for training in trained]
+    if frozen:
+        rows = plan.gather(frozen, keys=Backbone._fields)
+        everywhere = {"strategy": "classifier_wise", "placement": EVERY, "architecture": EVERY}
+        frames.insert(0, rows.assign(**everywhere))
     if not frames:
         return pd.DataFrame(columns=COLUMNS)
-    rows = pd.concat(frames).assign(model=model).reindex(columns=COLUMNS)
+    rows = pd.concat(frames).assign(model=plan.params.model).reindex(columns=COLUMNS)
     return rows.round({"accuracy": 6, "mae": 6})
 
 
@@ -95,12 +90,12 @@ def trained_rows(training: Trained) -> pd.DataFrame:
         placement="-".join(map(str, training.placement)) or NONE,
         architecture=architecture,
         order="sequential",
-        lr=job.config.options.lr if is_one_job else None,
+        lr=job.config.model_dump()["options"]["lr"] if is_one_job else None,
         epochs=int(kept["epoch"]) if is_one_job else None,
     )
 
 
-def dynamic_rows(model: str, frozen: Iterable[Job]) -> pd.DataFrame:
+def dynamic_rows(model: str, frozen: Mapping[Backbone, Job]) -> pd.DataFrame:
     """Accuracy on the reporting images under budgets, of the exits in use.
 
     Policies: *budget*, known beforehand: one exit for all images, the best that fits. *anytime*:
@@ -108,7 +103,9 @@ def dynamic_rows(model: str, frozen: Iterable[Job]) -> pd.DataFrame:
     leave when sure, the budget holds on average (the threshold is set on the judging images).
     """
     rows = []
-    for job in frozen:
+    for (dataset, variant, seed), job in frozen.items():
+        if dataset == COUNTING:
+            continue
         used = InUse.read(job.folder)
         with np.load(job.folder / ARRAYS) as arrays:
             correct = arrays["score_report"][used.places]
@@ -123,47 +120,35 @@ def dynamic_rows(model: str, frozen: Iterable[Job]) -> pd.DataFrame:
                 "confidence": (used.spent, leave(confidence, threshold)),
             }
             for policy, (paid, taken) in policies.items():
-                row = {
-                    "dataset": job.config.dataset,
-                    "model": model,
-                    "variant": job.config.title,
-                    "seed": job.config.seed,
-                    "exits": len(used.depths),
-                    "policy": policy,
-                    "budget": round(float(budget)),
-                    "flops": round(float(paid[taken].mean())),
-                    "accuracy": round(float(correct[taken, images].mean()), 6),
-                }
-                rows.append(row)
+                flops = round(float(paid[taken].mean()))
+                accuracy = round(float(correct[taken, images].mean()), 6)
+                where = (dataset, model, variant, seed, len(used.depths), policy)
+                rows.append((*where, round(float(budget)), flops, accuracy))
     return pd.DataFrame(rows, columns=DYNAMIC_COLUMNS)
 
 
-def keep(plan: Plan, frozen: list[Job], trained: list[Trained]) -> dict[Path, str]:
+def keep(plan: Plan, frozen: Mapping[Backbone, Job], trained: Iterable[Trained]) -> dict[Path, str]:
     """Write results/ (exits.csv, exits_dynamic.csv, exits.json) and outs/exits/.
 
     Returns:
         The folders of the models trained with exits, one a title, and the name of each one's task.
     """
-    model = plan.params.model
     options = plan.options
-    write_results(exit_rows(model, frozen, trained), RESULTS / "exits.csv")
-    classifiers = [job for job in frozen if job.config.dataset != COUNTING]
-    write_results(dynamic_rows(model, classifiers), RESULTS / "exits_dynamic.csv")
+    write_results(exit_rows(plan, frozen, trained), RESULTS / "exits.csv")
+    write_results(dynamic_rows(plan.params.model, frozen), RESULTS / "exits_dynamic.csv")
     about = {"keep": options.keep, "counting": options.counting.model_dump()}
     write_json(RESULTS / "exits.json", about, indent=None)
-    for job in frozen:
-        folder = OUT / "classifier_wise" / job.config.title / f"seed_{job.config.seed}"
+    for backbone, job in frozen.items():
+        folder = OUT / "classifier_wise" / backbone.variant / f"seed_{backbone.seed}"
         folder.mkdir(parents=True, exist_ok=True)
         for name in (EXIT_WEIGHTS, ARRAYS, EXITS_IN_USE):
             if (job.folder / name).exists():
                 shutil.copyfile(job.folder / name, folder / name)
-    titles: dict[str, dict[int, Trained]] = {}
-    for each in trained:
-        titles.setdefault(each.title, {})[each.seed] = each
     folders = {}
-    for title, seeds in titles.items():
-        task = next(iter(seeds.values())).plan
-        jobs = {seed: each.best()[0] for seed, each in seeds.items()}
-        gather_trainings(jobs, OUT / title, task.exit_judge)
-        folders[OUT / title] = task.task
-    return folders
+    jobs: dict[Path, dict[int, Job]] = {}
+    for model in trained:
+        folders[OUT / model.title] = model.plan
+        jobs.setdefault(OUT / model.title, {})[model.seed] = model.best()[0]
+    for folder, task in folders.items():
+        gather_trainings(jobs[folder], folder, task.exit_judge)
+    return {folder: task.task for folder, task in folders.items()}
