@@ -60,7 +60,8 @@ def average_exits(rows: pd.DataFrame) -> pd.DataFrame:
         cost=("cost", "first"),
         circled=("practical", "mean"),
     )
-    return means.assign(circled=means["circled"] > 0.5).sort_values("depth")
+    means = means.fillna({"std": 0}).assign(circled=means["circled"] > 0.5)
+    return means.sort_values("depth")
 
 
 def draw_tradeoff(figures: Figures, rows: pd.DataFrame, guess: float, name: str) -> str:

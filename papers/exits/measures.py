@@ -42,9 +42,7 @@ def scores_of(
     index = pd.MultiIndex.from_tuples(exits)
     table = rows.pivot_table(index=["branch", "depth"], columns="seed", values="score")
     table = table.reindex(index=index, columns=sorted(e.table("exits")["seed"].unique()))
-    missing = index[table.isna().any(axis=1)]
-    if len(missing):
-        name, depth = missing[0]
+    for name, depth in index[table.isna().any(axis=1)]:
         exit_name = f"{LABELS.get(name, name)} after layer {depth}"
         raise NotRun(f"{what}: {exit_name} is not among the results of every seed")
     return table.to_numpy()

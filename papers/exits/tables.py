@@ -76,12 +76,11 @@ def exit_numbers(exits: pd.DataFrame, form: Form) -> pd.DataFrame:
     placements = ["-".join(map(str, form.depths)), NONE]
     is_placed = exits["placement"].astype(str).isin(placements)
     rows = exits[exits["strategy"].isin(STRATEGIES) & is_placed]
-    counted = rows["dataset"] == COUNTING
     early = "Early@" + rows["depth"].astype(str)
     rows = rows.assign(
         exit=early.where(rows["branch"] != LAST_EXIT, "Final"),
-        metric=np.where(counted, "mae", "accuracy"),
-        value=rows["accuracy"].where(~counted, rows["mae"]),
+        metric=np.where(rows["dataset"] == COUNTING, "mae", "accuracy"),
+        value=rows["accuracy"].fillna(rows["mae"]),
     )
     numbers = rows.groupby(KEYS, sort=False).agg(
         mean=("value", "mean"),

@@ -144,11 +144,9 @@ def keep(plan: Plan, frozen: Mapping[Backbone, Job], trained: Iterable[Trained])
         for name in (EXIT_WEIGHTS, ARRAYS, EXITS_IN_USE):
             if (job.folder / name).exists():
                 shutil.copyfile(job.folder / name, folder / name)
-    folders = {}
-    jobs: dict[Path, dict[int, Job]] = {}
+    models: dict[tuple[Path, Plan], dict[int, Job]] = {}
     for model in trained:
-        folders[OUT / model.title] = model.plan
-        jobs.setdefault(OUT / model.title, {})[model.seed] = model.best()[0]
-    for folder, task in folders.items():
-        gather_trainings(jobs[folder], folder, task.exit_judge)
-    return {folder: task.task for folder, task in folders.items()}
+        models.setdefault((OUT / model.title, model.plan), {})[model.seed] = model.best()[0]
+    for (folder, task), jobs in models.items():
+        gather_trainings(jobs, folder, task.exit_judge)
+    return {folder: task.task for folder, task in models}
