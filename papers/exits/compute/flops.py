@@ -61,7 +61,9 @@ def count_exits(
         del model.position["predict"]
     shape = token_shape(model.backbone)
     outputs = model.backbone.num_classes
-    counted = {branch: count_branch(branch, shape, outputs, sizes) for branch in branches}
+    counted: dict[str, int] = {}
+    for branch in branches:
+        counted[branch] = count_branch(branch, shape, outputs, sizes)
     return ExitFlops(count_model(model, preset), counted)
 
 

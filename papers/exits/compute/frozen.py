@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lsvit.routed import RoutedModel
-from lsvit.routes import ENDED, arbitrary, generator, kept_layers, per_sample, sequential
+from lsvit.routes import ENDED, Sampler, arbitrary, generator, kept_layers, per_sample, sequential
 from papers.exits.branches import make_branch
 from papers.exits.compute.budgets import practical
 from papers.exits.compute.flops import ExitFlops, count_exits
@@ -91,7 +91,11 @@ def draw_routes(order: str, images: int, num_layers: int, config: ExitConfig, pa
         part: of the images.
     """
     pruned = kept_layers(min(config.options.keep, num_layers), "sequential")
-    samplers = {"sequential": sequential, "arbitrary": arbitrary, "pruned": pruned}
+    samplers: dict[str, Sampler] = {
+        "sequential": sequential,
+        "arbitrary": arbitrary,
+        "pruned": pruned,
+    }
     draw = generator("samples", config.options.seed, config.seed, part, order)
     return torch.from_numpy(per_sample(samplers[order], draw, num_layers, images))
 

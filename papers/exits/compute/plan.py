@@ -258,7 +258,7 @@ class Plan(BasePlan):
             "precision": self.precision(),
         }
 
-    def _memory(self, weights: Path) -> int:
+    def _memory(self, weights: Any) -> int:
         """Bytes of the tokens of all images after one depth; 0 of models without a pos_embed."""
         counts = read_meta(self.data)["counts"]
         recorded = self.options.recorded(

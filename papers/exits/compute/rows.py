@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -114,7 +115,7 @@ def dynamic_rows(model: str, frozen: Mapping[Backbone, Job]) -> pd.DataFrame:
         for budget in np.linspace(used.flops[0], used.spent[-1], BUDGETS):
             latest = int((used.spent <= budget).sum()) - 1
             threshold = threshold_within(used.confidence, used.spent, budget)
-            policies = {
+            policies: dict[str, tuple[np.ndarray, Any]] = {
                 "budget": (used.flops, pick(used.flops, used.accuracy, budget)),
                 "anytime": (used.spent, latest),
                 "confidence": (used.spent, leave(confidence, threshold)),
