@@ -227,9 +227,8 @@ def predict(
     from lsvit.predict import choose_routes, open_image
     from lsvit.predict import predict as answer
     from lsvit.text import plain
-    from papers.exits.compute.dynamic import deploy
-    from papers.exits.predict import Budget
-    from papers.exits.predict import answer as answer_early
+    from papers.exits.compute.dynamic import Budget, deploy
+    from papers.exits.compute.dynamic import answer as answer_early
     from pipeline.deploy.predict import open_weights, show, training_sha256
     from pipeline.errors import UserError
     from pipeline.models.weights import user_errors

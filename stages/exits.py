@@ -20,8 +20,8 @@ def main() -> None:
     show_values("exits", stage.params.values(Exits))
     OUT.mkdir(parents=True, exist_ok=True)
     threads = stage.params.resolve(Finetune).threads
-    exits = train(plan, OUT, lambda jobs, then: stage.train(jobs, threads, then))
-    for folder, task in keep(plan, exits).items():
+    frozen, trained = train(plan, OUT, lambda jobs, then: stage.train(jobs, threads, then))
+    for folder, task in keep(plan, frozen, trained).items():
         stage.tracker_of(task).training(folder)
     stage.results("exits")
 

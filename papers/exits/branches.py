@@ -1,8 +1,10 @@
 """The seven early-exit branches (multi-exit ViT, section III), for tokens of any routed model."""
 
 import math
+from typing import Literal
 
 import torch
+from timm.layers import global_pool_nlc
 from timm.models.mlp_mixer import MixerBlock, ResBlock
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
@@ -15,26 +17,17 @@ KERNEL = 3  # of the convolution
 POOL = 2  # of the max-pooling
 
 
-class Read(nn.Module):
-    """(B, N, D) -> (B, D): the class token, or the mean over the patches where there is none."""
-
-    def __init__(self, shape: TokenShape) -> None:
-        super().__init__()
-        self.shape = shape
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """tokens: (B, N, D) -> (B, D)."""
-        if self.shape.class_token:
-            return tokens[:, 0]
-        return tokens[:, self.shape.prefix :].mean(dim=1)
-
-
 class Pool(nn.Module):
-    """(B, N, D) -> (B, D): global average pooling, the mean over all tokens."""
+    """(B, N, D) -> (B, D): the class token, or the mean over the tokens after a prefix."""
+
+    def __init__(self, kind: Literal["token", "avg"], prefix: int = 0) -> None:
+        super().__init__()
+        self.kind = kind
+        self.prefix = prefix
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens: (B, N, D) -> (B, D)."""
-        return tokens.mean(dim=1)
+        return global_pool_nlc(tokens, self.kind, self.prefix)
 
 
 class Grid(nn.Module):
@@ -47,7 +40,6 @@ class Grid(nn.Module):
         super().__init__()
         self.shape = shape
         self.kind = kind
-        self.channels = shape.width * (2 if kind == "cnn_project" else 1)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens: (B, N, D) -> (B, channels, height, width)."""
@@ -83,31 +75,35 @@ def make_branch(
         UserError: `cnn_add` or `cnn_project` on a model without a class token.
     """
     width = shape.width
+    features = width
+    layers: list[nn.Module] = []
     if kind in ("mlp", "vit"):
-        encoder = [Block(width, shape.heads, qkv_bias=True)] if kind == "vit" else []
-        read: list[nn.Module] = [nn.LayerNorm(width), Read(shape)]
+        if kind == "vit":
+            layers.append(Block(width, shape.heads, qkv_bias=True))
+        norm = nn.LayerNorm(width)
         if shape.class_token:  # the norm is each token's own: it is enough on the one that is read
-            read.reverse()
-        return nn.Sequential(*encoder, *read, dense(width, outputs, sizes))
-    if kind == "mixer":
-        mixer = MixerBlock(width, shape.length)
-        return nn.Sequential(mixer, Pool(), dense(width, outputs, sizes))
-    if kind == "resmlp":
+            layers += [Pool("token"), norm]
+        else:
+            layers += [norm, Pool("avg", shape.prefix)]
+    elif kind == "mixer":
+        layers += [MixerBlock(width, shape.length), Pool("avg")]
+    elif kind == "resmlp":
         # timm starts the second affine at 1e-4, for deep stacks; a single layer starts at 1.
-        resmlp = ResBlock(width, shape.length, init_values=1.0)
-        return nn.Sequential(resmlp, Pool(), dense(width, outputs, sizes))
-    if not shape.class_token and kind != "cnn_ignore":
+        layers += [ResBlock(width, shape.length, init_values=1.0), Pool("avg")]
+    elif shape.class_token or kind == "cnn_ignore":
+        channels = 2 * width if kind == "cnn_project" else width
+        layers += [
+            Grid(shape, kind),
+            nn.Conv2d(channels, sizes.channels, KERNEL, padding="same"),
+            nn.ReLU(),
+            nn.MaxPool2d(POOL, ceil_mode=True),
+            nn.Flatten(),
+        ]
+        pooled = math.prod(-(-side // POOL) for side in shape.grid)  # an odd grid's last row counts
+        features = sizes.channels * pooled
+    else:
         raise UserError(
             f"exits: found branch {kind!r} on a model without a class token, "
             "accepted: mlp, cnn_ignore, vit, mixer, resmlp"
         )
-    grid = Grid(shape, kind)
-    pooled = math.prod(-(-side // POOL) for side in shape.grid)  # an odd grid's last row counts
-    return nn.Sequential(
-        grid,
-        nn.Conv2d(grid.channels, sizes.channels, KERNEL, padding="same"),
-        nn.ReLU(),
-        nn.MaxPool2d(POOL, ceil_mode=True),
-        nn.Flatten(),
-        dense(sizes.channels * pooled, outputs, sizes),
-    )
+    return nn.Sequential(*layers, dense(features, outputs, sizes))

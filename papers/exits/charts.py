@@ -1,11 +1,10 @@
 """What the report shows of early exits."""
 
-from papers.exits.section import COUNTING, LAST_EXIT
-from papers.exits.tables import CLASSIFIER_WISE, FORMS, LABELS, WITHOUT_EXITS
+from papers.exits.section import LAST_EXIT
+from papers.exits.tables import CLASSIFIER_WISE, FORMS, LABELS, NAMES
 from pipeline.config.variant import BASELINE
 from pipeline.report.charts import CHOICE, Chart, Charts, Grid, budget, spread
 from pipeline.report.results import Results
-from pipeline.report.tables import NONE
 
 # Tables and figures, by the beginnings of their names
 DRAWN_FROM = {"exits_": ("exits.csv",), "exits_dynamic": ("exits_dynamic.csv",)}
@@ -17,7 +16,6 @@ CAPTION = (
 
 def charts(results: Results) -> Charts:
     """Tables I and II, and accuracy against what an image costs, under a budget."""
-    names = LABELS | {NONE: WITHOUT_EXITS}
     tables = []
     for form in FORMS:
         if results.table(form.name).empty:
@@ -28,12 +26,12 @@ def charts(results: Results) -> Charts:
             "architecture",
             "exit",
             ("metric=accuracy", "strategy=end_to_end"),
-            called=lambda branch: names.get(branch, branch),
+            called=NAMES.__getitem__,
         )
         tables.append(grid)
     rows = results.table("exits")
     rows = rows[(rows["strategy"] == CLASSIFIER_WISE) & (rows["order"] == "sequential")]
-    rows = rows[(rows["variant"] == BASELINE) & (rows["dataset"] != COUNTING)]
+    rows = rows[rows["variant"] == BASELINE]
     if rows.empty:
         return Charts(tables)
     branches = rows["branch"].replace(LABELS | {LAST_EXIT: "last exit"})

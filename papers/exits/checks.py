@@ -59,8 +59,8 @@ def build(params: Params, backbone: Any) -> list[str]:
         for branch in options.every_branch:
             make_branch(branch, shape, 1, options)
     train, validation, heldout = params.sizes or (0, 0, 0)
-    read = min(train, options.images or train) + (heldout or validation) + 3 * validation
-    needed = 4 * read * shape.length * shape.width
+    recorded = options.recorded(train, heldout or validation, validation)
+    needed = 4 * recorded * shape.length * shape.width
     if "classifier_wise" in options.strategies and needed > memory_limit():
         wanted = f"fewer, the tokens of a model take {needed / 2**30:,.0f} GiB of memory"
         return [mistake("exits.images", options.images, wanted)]

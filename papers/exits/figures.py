@@ -22,7 +22,7 @@ from pipeline.report.results import Results
 
 CAPTIONS = read_captions(__file__)
 THIN = {"linewidth": 0.9, "elinewidth": 0.5, "markersize": 2.5}
-LOOKS = {branch: THIN | look for branch, look in distinct_looks(LABELS).items()}
+LOOKS = distinct_looks(LABELS)
 POLICIES = {
     "budget": {"label": "budget known", "color": "#0072B2", "marker": "s"},
     "anytime": {"label": "anytime", "color": "#D55E00", "marker": "v"},
@@ -35,18 +35,8 @@ HOLLOW: Any = {
     "markerfacecolor": "none",
     "markeredgewidth": 0.7,
 }
-STAR: Any = HOLLOW | {
-    "color": "#444444",
-    "marker": "*",
-    "elinewidth": 0.5,
-    "label": "final exit",
-}
-CIRCLE: Any = HOLLOW | {
-    "marker": "o",
-    "markeredgecolor": "black",
-    "label": "practical",
-    "zorder": 5,
-}
+STAR = HOLLOW | {"color": "#444444", "marker": "*", "elinewidth": 0.5, "label": "final exit"}
+CIRCLE = HOLLOW | {"marker": "o", "markeredgecolor": "black", "label": "practical", "zorder": 5}
 CHANCE, GUESS = "chance", "a constant guess"
 LEGEND = [*LABELS.values(), "final exit", "practical", CHANCE, GUESS]
 ACCURACY, ERROR = "accuracy (%)", "mean absolute error"
@@ -64,14 +54,14 @@ def average_exits(rows: pd.DataFrame) -> pd.DataFrame:
     """
     value = rows["mae"].fillna(100 * rows["accuracy"])
     exits = rows.assign(value=value, cost=rows["flops"] / 2, practical=rows["practical"].eq(True))
-    means = exits.groupby(["branch", "depth"], sort=False).agg(
+    means = exits.groupby(["branch", "depth"], as_index=False, sort=False).agg(
         mean=("value", "mean"),
         std=("value", "std"),
         cost=("cost", "first"),
-        share=("practical", "mean"),
+        circled=("practical", "mean"),
     )
-    means = means.reset_index().fillna({"std": 0})
-    return means.assign(circled=means["share"] > 0.5).sort_values("depth")
+    means = means.fillna({"std": 0}).assign(circled=means["circled"] > 0.5)
+    return means.sort_values("depth")
 
 
 def draw_tradeoff(figures: Figures, rows: pd.DataFrame, guess: float, name: str) -> str:
@@ -95,25 +85,22 @@ def draw_tradeoff(figures: Figures, rows: pd.DataFrame, guess: float, name: str)
     counts = rows["mae"].notna().all()
     figure, [[whole], [above], [below]] = figures.panels(1.75, nrows=3)
     panels = {
-        whole: early,
-        above: early[early["depth"] <= half],
-        below: early[early["depth"] >= half],
+        title_of(rows): (whole, early),
+        f"up to {half} layers, enlarged": (above, early[early["depth"] <= half]),
+        f"from {half} layers on, enlarged": (below, early[early["depth"] >= half]),
     }
-    for axis, panel_exits in panels.items():
+    for title, (axis, shown) in panels.items():
         for branch, look in LOOKS.items():
-            line = panel_exits[panel_exits["branch"] == branch].set_index("cost")
+            line = shown[shown["branch"] == branch].set_index("cost")
             if len(line):
-                draw_means(axis, line, **look | {"markersize": 3})
-        circled = panel_exits[panel_exits["circled"]]
+                draw_means(axis, line, **THIN | look | {"markersize": 3})
+        circled = shown[shown["circled"]]
         axis.plot(circled["cost"], circled["mean"], **CIRCLE)
         axis.axhline(final["mean"], color=GREY, linewidth=0.8, linestyle=":", label="final exit")
-        axis.set(ylabel=ERROR if counts else ACCURACY)
+        axis.set(title=title, ylabel=ERROR if counts else ACCURACY)
         if axis is not whole:
-            axis.set(ylim=limits(panel_exits, final["mean"]))
+            axis.set(ylim=limits(shown, final["mean"]))
     draw_chance(whole, guess, GUESS if counts else CHANCE)
-    whole.set(title=title_of(rows))
-    above.set(title=f"up to {half} layers, enlarged")
-    below.set(title=f"from {half} layers on, enlarged")
     below.set(xlabel=f"multiply-adds up to and including the branch ({unit})")
     figures.finish(figure, name, order=LEGEND)
     task, reference, variant = "Accuracy", CHANCE, figures.label(rows["variant"].iloc[0])
@@ -176,8 +163,8 @@ def draw_dynamic(figures: Figures, budgets: pd.DataFrame, exits: pd.DataFrame) -
     draw_lines(axis, budgets, "cost", "accuracy", "policy", POLICIES, **THIN)
     final = exits.assign(cost=exits["flops"] / 2 / scale)
     draw_lines(axis, final, "cost", "accuracy", "branch", {LAST_EXIT: STAR})
-    axis.set(title=title_of(exits), ylabel=ACCURACY)
-    axis.set(xlabel=f"budget of an image on average (multiply-adds, {unit})")
+    xlabel = f"budget of an image on average (multiply-adds, {unit})"
+    axis.set(title=title_of(exits), xlabel=xlabel, ylabel=ACCURACY)
     figures.finish(figure, "exits_dynamic")
     sure = budgets[budgets["policy"] == "confidence"]
     return CAPTIONS["dynamic"].format(
@@ -216,14 +203,15 @@ def draw(results: Results, params: Params) -> dict[str, str]:
     exits = results.table("exits")
     dynamic = results.table("exits_dynamic")
     about = results.read("exits")
-    frozen = exits[(exits["strategy"] == CLASSIFIER_WISE) & exits["order"].isin(ORDERS)]
+    frozen = exits[exits["strategy"] == CLASSIFIER_WISE]
+    in_order = frozen[frozen["order"] == "sequential"]
     classes = frozen[frozen["dataset"] != COUNTING]
-    objects = frozen[(frozen["dataset"] == COUNTING) & (frozen["order"] == "sequential")]
+    objects = in_order[in_order["dataset"] == COUNTING]
     captions = {}
     if len(classes):
         variants = classes["variant"].unique()
         variant = BASELINE if BASELINE in variants else variants[0]
-        rows = classes[(classes["order"] == "sequential") & (classes["variant"] == variant)]
+        rows = in_order[in_order["variant"] == variant]
         budgets = dynamic[dynamic["variant"] == variant]
         chance = results.chance
         captions["Exits, trade-off"] = draw_tradeoff(figures, rows, chance, "exits_tradeoff")

@@ -1,11 +1,11 @@
 """What multi-exit ViT's claims are decided on.
 
 A score is an accuracy in % or, of counting, the mean absolute error times -1: higher is better in
-both. `Scores` have it by branch type, each (exits, seeds).
+both. Scores of exits are (branch types, exits, seeds).
 """
 
-from collections.abc import Iterable, Sequence
-from itertools import combinations
+from collections.abc import Sequence
+from itertools import combinations, product
 
 import numpy as np
 import pandas as pd
@@ -20,58 +20,37 @@ from pipeline.report.tables import NONE
 BRANCHES = tuple(LABELS)
 TABLES = {form.depths: form.published for form in FORMS}
 MODELS = ("vit_b16", "vit_b16_384")  # presets that have the published model's size
-Scores = dict[str, np.ndarray]
 # Places of early exits, or the place from which on. A negative one counts from the last place.
 Depths = Sequence[int] | int
 
 
-def without(names: Iterable[str], *left_out: str) -> tuple[str, ...]:
-    """The names but for those left out."""
-    return tuple(name for name in names if name not in left_out)
-
-
-def select(e: Evidence, **where: str) -> pd.DataFrame:
-    """The exits with these values in the columns, with their score."""
-    rows = e.rows("exits", "early exits are", **where)
+def select(e: Evidence, counting: bool = False, **where: str) -> pd.DataFrame:
+    """The exits on the cell's data set or canvases with these values, and their score."""
+    dataset = COUNTING if counting else e.cell["dataset"]
+    rows = e.rows("exits", "early exits are", dataset=dataset, **where)
     return rows.assign(score=(-rows["mae"]).fillna(100 * rows["accuracy"]))
 
 
 def scores_of(
-    e: Evidence, rows: pd.DataFrame, column: str, exits: Sequence[tuple[str, int]], what: str
+    e: Evidence, rows: pd.DataFrame, exits: Sequence[tuple[str, int]], what: str
 ) -> np.ndarray:
-    """Scores of exits, each a name in the column and a depth: (exits, seeds).
+    """Scores of exits, each a branch and a depth: (exits, seeds).
 
     Raises:
         NotRun: an exit is missing for any seed.
     """
     index = pd.MultiIndex.from_tuples(exits)
-    table = rows.pivot_table(index=[column, "depth"], columns="seed", values="score")
+    table = rows.pivot_table(index=["branch", "depth"], columns="seed", values="score")
     table = table.reindex(index=index, columns=sorted(e.table("exits")["seed"].unique()))
-    missing = index[table.isna().any(axis=1)]
-    if len(missing):
-        name, depth = missing[0]
+    for name, depth in index[table.isna().any(axis=1)]:
         exit_name = f"{LABELS.get(name, name)} after layer {depth}"
         raise NotRun(f"{what}: {exit_name} is not among the results of every seed")
     return table.to_numpy()
 
 
-def by_name(
-    e: Evidence,
-    rows: pd.DataFrame,
-    column: str,
-    names: Sequence[str],
-    depths: Sequence[int],
-    what: str,
-) -> Scores:
-    """Scores of every name in the column after every one of the depths."""
-    exits = [(name, depth) for name in names for depth in depths]
-    scores = scores_of(e, rows, column, exits, what)
-    return dict(zip(names, scores.reshape(len(names), len(depths), -1), strict=True))
-
-
 def last_depth(e: Evidence) -> int:
     """Depth of the model's own head: all layers."""
-    depths = select(e, branch=LAST_EXIT)["depth"]
+    depths = e.rows("exits", "early exits are", branch=LAST_EXIT)["depth"]
     if depths.empty:
         raise NotRun("the last exit is not among the results")
     return int(depths.max())
@@ -80,8 +59,7 @@ def last_depth(e: Evidence) -> int:
 def frozen_rows(e: Evidence, counting: bool = False) -> pd.DataFrame:
     """Exits on a frozen backbone in the original order: the baseline, or the one that counts."""
     variant = COUNTING if counting else BASELINE
-    dataset = COUNTING if counting else e.cell["dataset"]
-    return select(e, strategy=CLASSIFIER_WISE, variant=variant, dataset=dataset, order="sequential")
+    return select(e, counting, strategy=CLASSIFIER_WISE, variant=variant, order="sequential")
 
 
 def frozen(
@@ -90,7 +68,7 @@ def frozen(
     names: Sequence[str] = BRANCHES,
     counting: bool = False,
     judging: bool = False,
-) -> Scores:
+) -> np.ndarray:
     """Scores of exits of :func:`frozen_rows`, or those on the `judging` images, which choose."""
     if isinstance(depths, int):
         places = range(1, last_depth(e))
@@ -99,7 +77,8 @@ def frozen(
     if judging:
         rows = rows.assign(score=(-1 if counting else 100) * rows.get("judge", np.nan))
     what = f"classifier-wise training on {COUNTING if counting else BASELINE}"
-    return by_name(e, rows, "branch", names, depths, what)
+    scores = scores_of(e, rows, list(product(names, depths)), what)
+    return scores.reshape(len(names), len(depths), -1)
 
 
 def trained(
@@ -108,16 +87,18 @@ def trained(
     names: Sequence[str] = BRANCHES,
     strategy: str = "end_to_end",
     counting: bool = False,
-) -> Scores:
+) -> np.ndarray:
     """Exits of models trained with them, the last exit last.
 
     Placement () and name "none" are the control without early exits.
     """
     key = "-".join(map(str, placement)) or NONE
+    rows = select(e, counting, strategy=strategy, placement=key)
+    rows = rows.assign(branch=rows["architecture"])  # of the last exit too
     dataset = COUNTING if counting else e.cell["dataset"]
-    rows = select(e, strategy=strategy, dataset=dataset, placement=key)
     what = f"{STRATEGIES[strategy]} training on {dataset}, exits after {key}"
-    return by_name(e, rows, "architecture", names, [*placement, last_depth(e)], what)
+    exits = list(product(names, [*placement, last_depth(e)]))
+    return scores_of(e, rows, exits, what).reshape(len(names), len(placement) + 1, -1)
 
 
 def frozen_lead(
@@ -129,26 +110,22 @@ def frozen_lead(
 ) -> np.ndarray:
     """The best of some branch types minus the best of the others, mean over the depths."""
     scores = frozen(e, depths, among, counting)
-    best = np.max([scores[name] for name in branches], axis=0)
-    rival = np.max([scores[name] for name in without(among, *branches)], axis=0)
-    return (best - rival).mean(axis=0)
+    chosen = np.isin(among, branches)
+    return (scores[chosen].max(axis=0) - scores[~chosen].max(axis=0)).mean(axis=0)
 
 
 def practical_architectures(e: Evidence) -> Counts:
     """How many branch types have an exit on the baseline that is practical beyond noise."""
     frozen(e)  # raises where an exit is missing: practical is one among all
     rows = frozen_rows(e)
-    practical = rows[rows["practical"].eq(True) & rows["branch"].isin(BRANCHES)]
-    counts = practical.groupby("seed")["branch"].nunique()
-    seeds = sorted(rows["seed"].unique())
-    return Counts(counts.reindex(seeds, fill_value=0).to_numpy(), step=1)
+    practical = rows["branch"].where(rows["practical"].eq(True) & rows["branch"].isin(BRANCHES))
+    return Counts(practical.groupby(rows["seed"]).nunique().to_numpy(), step=1)
 
 
 def mlp_deficit(e: Evidence, depths: Depths) -> np.ndarray:
     """The mean of the other branch types minus MLP-EE, mean over the depths."""
-    scores = frozen(e, depths)
-    others = np.mean([scores[name] for name in without(BRANCHES, "mlp")], axis=0)
-    return (others - scores["mlp"]).mean(axis=0)
+    mlp, *others = frozen(e, depths)  # in the order of BRANCHES
+    return (np.mean(others, axis=0) - mlp).mean(axis=0)
 
 
 def late_spread(e: Evidence) -> np.ndarray:
@@ -156,7 +133,7 @@ def late_spread(e: Evidence) -> np.ndarray:
     dataset = e.cell["dataset"]
     if dataset != "cifar10" and not dataset.startswith("fashion_mnist"):
         raise NotRun("the claim is about CIFAR-10 and Fashion-MNIST")
-    return np.ptp(list(frozen(e, -6).values()), axis=0).mean(axis=0)
+    return np.ptp(frozen(e, -6), axis=0).mean(axis=0)
 
 
 def largest_fall(e: Evidence) -> np.ndarray:
@@ -164,16 +141,12 @@ def largest_fall(e: Evidence) -> np.ndarray:
 
     The judging images choose the pair that falls most, the reporting ones measure it.
     """
-    chosen_on = frozen(e, judging=True)
+    earlier, later = np.transpose(list(combinations(range(last_depth(e) - 1), 2)))
+    judged = frozen(e, judging=True)
     scores = frozen(e)
-    pairs = list(combinations(range(last_depth(e) - 1), 2))
-    earlier, later = np.transpose(pairs)
-    falls = []
-    for name, judged in chosen_on.items():
-        pair = (judged[earlier] - judged[later]).argmax(axis=0)  # (seeds,)
-        seeds = np.arange(len(pair))
-        falls.append(scores[name][earlier[pair], seeds] - scores[name][later[pair], seeds])
-    return np.mean(falls, axis=0)
+    pairs = (judged[:, earlier] - judged[:, later]).argmax(axis=1, keepdims=True)
+    falls = scores[:, earlier] - scores[:, later]  # (types, pairs, seeds)
+    return np.take_along_axis(falls, pairs, axis=1)[:, 0].mean(axis=0)
 
 
 def late_counting_lead(e: Evidence) -> np.ndarray:
@@ -181,32 +154,31 @@ def late_counting_lead(e: Evidence) -> np.ndarray:
 
     The judging canvases choose the early exit, the reporting ones measure it.
     """
-    last = frozen(e, [last_depth(e)], [LAST_EXIT], counting=True)[LAST_EXIT][0]
-    judged = np.concatenate(list(frozen(e, -3, counting=True, judging=True).values()))
-    scores = np.concatenate(list(frozen(e, -3, counting=True).values()))
+    last = frozen(e, [last_depth(e)], [LAST_EXIT], counting=True)[0, 0]
+    judged = np.concatenate(frozen(e, -3, counting=True, judging=True))
+    scores = np.concatenate(frozen(e, -3, counting=True))
     return scores[judged.argmax(axis=0), np.arange(len(last))] - last
 
 
 def mixer_wins(e: Evidence) -> Counts:
     """The share in % of the places where MLP-Mixer-EE counts better than ResMLP-EE."""
-    scores = frozen(e, names=("mixer", "resmlp"), counting=True)
-    is_better = scores["mixer"] > scores["resmlp"]
-    return Counts(100 * is_better.mean(axis=0), step=100 / len(is_better))
+    mixer, resmlp = frozen(e, names=("mixer", "resmlp"), counting=True)
+    return Counts(100 * (mixer > resmlp).mean(axis=0), step=100 / len(mixer))
 
 
 def last_exit(
     e: Evidence, placement: Sequence[int], names: Sequence[str] = BRANCHES, counting: bool = False
 ) -> np.ndarray:
     """The last exit's mean score over the branch types that models were trained with."""
-    scores = trained(e, placement, names, counting=counting)
-    return np.mean([exits[-1] for exits in scores.values()], axis=0)
+    return trained(e, placement, names, counting=counting)[:, -1].mean(axis=0)
 
 
 def vit_wins(e: Evidence) -> Counts:
     """The share in % of (other branch type, exit) pairs in which ViT-EE is better."""
     scores = trained(e, (3, 6, 9))
-    others = without(BRANCHES, "vit")
-    wins = 100 * np.mean([scores["vit"] > scores[name] for name in others], axis=(0, 1))
+    vit = BRANCHES.index("vit")
+    others = np.delete(scores, vit, axis=0)
+    wins = 100 * np.mean(scores[vit] > others, axis=(0, 1))
     return Counts(wins, step=100 / len(others) / 4)
 
 
@@ -220,9 +192,11 @@ def early_lead(
     """The mean of some branch types minus that of others, trained end-to-end, at early exits."""
     leads = []
     for placement in placements:
-        scores = trained(e, placement, [*branches, *over], counting=counting)
-        better = np.mean([scores[name][:-1] for name in branches], axis=0)
-        leads.append(better - np.mean([scores[name][:-1] for name in over], axis=0))
+        better, worse = (
+            trained(e, placement, names, counting=counting)[:, :-1].mean(axis=0)
+            for names in (branches, over)
+        )
+        leads.append(better - worse)
     return np.concatenate(leads).mean(axis=0)
 
 
@@ -231,15 +205,16 @@ def layer_wise_lead(e: Evidence, strategy: str, exit: int) -> np.ndarray:
 
     The mean is over what was trained layer-wise.
     """
-    rows = select(e, strategy=strategy, dataset=e.cell["dataset"])
-    pairs = sorted(set(zip(rows["placement"], rows["architecture"], strict=True)))
-    if not pairs:
+    rows = select(e, strategy=strategy)
+    if rows.empty:
         raise NotRun("layer-wise training is not among the results")
     leads = []
-    for key, name in pairs:
+    for (key, name), _ in rows.groupby(["placement", "architecture"]):
         placement = [int(depth) for depth in key.split("-")]
-        scores = trained(e, placement, [name], strategy)[name]
-        leads.append(scores[exit] - trained(e, placement, [name])[name][exit])
+        stepwise, whole = (
+            trained(e, placement, [name], way)[0, exit] for way in (strategy, "end_to_end")
+        )
+        leads.append(stepwise - whole)
     return np.mean(leads, axis=0)
 
 
@@ -251,13 +226,13 @@ def deviation(e: Evidence, placement: Sequence[int]) -> np.ndarray:
     # The paper counts people, not objects.
     if not published or dataset == COUNTING or model not in MODELS or scale != "published":
         raise NotComparable(f"{dataset} with {model} at scale {scale} is none of the paper's cells")
-    deviations = [scores[name] - np.array(published[name])[:, None] for name in BRANCHES]
-    return np.max(np.abs(deviations), axis=(0, 1))
+    figures = np.array([published[name] for name in BRANCHES])
+    return np.abs(scores - figures[..., None]).max(axis=(0, 1))
 
 
 def exit_accuracy(e: Evidence, variant: str, order: str, exits_in: str) -> np.ndarray:
     """Accuracy of exits on a variant, mean over those that LS has in the order `exits_in`."""
-    rows = select(e, strategy=CLASSIFIER_WISE, dataset=e.cell["dataset"])
+    rows = select(e, strategy=CLASSIFIER_WISE)
     rows = rows[rows["branch"] != LAST_EXIT]
     shuffled = rows[(rows["variant"] == "ls") & (rows["order"] == exits_in)]
     if shuffled.empty:
@@ -271,8 +246,7 @@ def exit_accuracy(e: Evidence, variant: str, order: str, exits_in: str) -> np.nd
         for _, depth in exits:
             e.orders.append(min(images, count_routes(e.num_layers, depth, "arbitrary")))
     rows = rows[(rows["variant"] == variant) & (rows["order"] == order)]
-    what = f"exits on {e.label(variant)}, {order}"
-    return scores_of(e, rows, "branch", exits, what).mean(axis=0)
+    return scores_of(e, rows, exits, f"exits on {e.label(variant)}, {order}").mean(axis=0)
 
 
 def baseline_left(e: Evidence) -> np.ndarray:
@@ -283,8 +257,8 @@ def baseline_left(e: Evidence) -> np.ndarray:
     return e.excess(other, original)
 
 
-def under_budgets(e: Evidence, column: str, *policies: str) -> list[pd.DataFrame]:
-    """Per seed a column of the baseline's rows under budgets: a row a budget, a column a policy."""
+def under_budgets(e: Evidence, column: str, *policies: str) -> pd.DataFrame:
+    """A column of the baseline's rows: a row a seed and budget, a column a policy."""
     dataset = e.cell["dataset"]
     rows = e.rows("exits_dynamic", "dynamic inference is", dataset=dataset, variant=BASELINE)
     table = rows.pivot_table(index=["seed", "budget"], columns="policy", values=column)
@@ -292,14 +266,14 @@ def under_budgets(e: Evidence, column: str, *policies: str) -> list[pd.DataFrame
         if policy not in table or table[policy].isna().any():
             what = f"dynamic inference with the baseline, policy {policy},"
             raise NotRun(f"{what} is not among the results")
-    return [budgets.droplevel("seed") for _, budgets in table.groupby("seed")]
+    return table
 
 
 def confidence_gain(e: Evidence) -> np.ndarray:
     """Leaving by confidence minus one exit for all images, at half of the largest budget."""
     gains = []
-    for accuracies in under_budgets(e, "accuracy", "confidence", "budget"):
-        budgets = accuracies.index.to_numpy()
+    for _, accuracies in under_budgets(e, "accuracy", "confidence", "budget").groupby("seed"):
+        budgets = accuracies.index.get_level_values("budget")
         half = accuracies.iloc[np.abs(budgets - budgets.max() / 2).argmin()]
         gains.append(100 * (half["confidence"] - half["budget"]))
     return np.array(gains)
@@ -307,10 +281,9 @@ def confidence_gain(e: Evidence) -> np.ndarray:
 
 def overspent(e: Evidence) -> np.ndarray:
     """The largest excess in % of the mean FLOPs over a budget, leaving by confidence."""
-    excesses = []
-    for flops in under_budgets(e, "flops", "confidence"):
-        excesses.append((100 * (flops["confidence"] / flops.index - 1)).max())
-    return np.array(excesses)
+    flops = under_budgets(e, "flops", "confidence")["confidence"]
+    excess = 100 * (flops / flops.index.get_level_values("budget") - 1)
+    return excess.groupby("seed").max().to_numpy()
 
 
 MEASURES = {

@@ -29,9 +29,8 @@ LAST_EXIT = "final"  # the model's own head, beside the names of the branches
 BranchName = Literal["mlp", "cnn_ignore", "cnn_add", "cnn_project", "vit", "mixer", "resmlp"]
 BRANCHES: tuple[BranchName, ...] = get_args(BranchName)
 Strategy = Literal["classifier_wise", "end_to_end", "layer_wise"]
-LaterLayers = Literal["none", "original", "end_to_end"]
 # The pre-trained weights that layers after the first exit of the layer-wise strategy start from
-LATER_LAYERS: tuple[LaterLayers, ...] = get_args(LaterLayers)
+LATER_LAYERS = ("none", "original", "end_to_end")
 Rates = Annotated[list[Positive], Field(min_length=1)]
 Branches = Annotated[list[BranchName], Field(min_length=1)]
 
@@ -146,10 +145,9 @@ class Exits(BranchTraining, PaperSection):
             used |= {*(branches or ())}
         return [branch for branch in BRANCHES if branch in used]
 
-    @property
-    def branch_training(self) -> BranchTraining:
-        """The part that a job on a frozen backbone depends on."""
-        return self.narrow(BranchTraining)
+    def recorded(self, train: int, judge: int, validation: int) -> int:
+        """How many images' tokens one depth has; those that report run in three orders."""
+        return min(train, self.images or train) + judge + 3 * validation
 
 
 def own_order(route: Spec) -> Order:

@@ -1,5 +1,6 @@
 """Exits trained with the model, in the form of multi-exit ViT's Tables I and II."""
 
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from pipeline.report.tables import ABSENT, NONE, NOT_RUN, cell_text, count_seeds
 
 CAPTION = read_captions(__file__)["table"]
 PUBLISHED = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text("utf-8"))
-CLASSIFIER_WISE, WITHOUT_EXITS = "classifier_wise", "without exits"
+CLASSIFIER_WISE = "classifier_wise"
 STRATEGIES = {
     "end_to_end": "end-to-end",
     "layer_wise": "layer-wise",
@@ -32,6 +33,7 @@ LABELS = {
     "mixer": "MLP-Mixer-EE",
     "resmlp": "ResMLP-EE",
 }
+NAMES = LABELS | {NONE: "without exits"}
 DATA = {
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
@@ -55,11 +57,6 @@ class Form(NamedTuple):
         """The columns of one data set."""
         return [*(f"Early@{depth}" for depth in self.depths), "Final"]
 
-    @property
-    def is_first(self) -> bool:
-        """Table I alone has multiply-adds and a layer-wise figure."""
-        return self.number == "I"
-
 
 FORMS = (
     Form("exits_table1", "I", (6,), PUBLISHED["table1"]),
@@ -79,12 +76,11 @@ def exit_numbers(exits: pd.DataFrame, form: Form) -> pd.DataFrame:
     placements = ["-".join(map(str, form.depths)), NONE]
     is_placed = exits["placement"].astype(str).isin(placements)
     rows = exits[exits["strategy"].isin(STRATEGIES) & is_placed]
-    counted = rows["dataset"] == COUNTING
     early = "Early@" + rows["depth"].astype(str)
     rows = rows.assign(
         exit=early.where(rows["branch"] != LAST_EXIT, "Final"),
-        metric=np.where(counted, "mae", "accuracy"),
-        value=rows["accuracy"].where(~counted, rows["mae"]),
+        metric=np.where(rows["dataset"] == COUNTING, "mae", "accuracy"),
+        value=rows["accuracy"].fillna(rows["mae"]),
     )
     numbers = rows.groupby(KEYS, sort=False).agg(
         mean=("value", "mean"),
@@ -99,44 +95,32 @@ def exit_table(numbers: pd.DataFrame, form: Form) -> pd.DataFrame:
     """A table in the paper's form, in per cent: our rows, then the published ones."""
     data = [name for name in numbers["dataset"].unique() if name not in (*form.published, COUNTING)]
     data += form.published
-    texts = {}
+    source = ", ".join(["ours", *numbers["model"].unique()])
+    texts: dict[tuple[str, str], dict[str, str]] = {("end_to_end", name): {} for name in NAMES}
+    costs: dict[tuple[str, str], dict[str, str]] = {}
     for row in numbers.itertuples():
+        model = row.strategy, row.architecture
         factor = 1 if row.dataset == COUNTING else 100
         text = cell_text(factor * row.mean, factor * row.std)
-        texts[row.strategy, row.architecture, row.dataset, row.exit] = text
-    source = ", ".join(["ours", *numbers["model"].unique()])
+        texts.setdefault(model, {})[f"{DATA.get(row.dataset, row.dataset)} {row.exit}"] = text
+        if row.exit != "Final" or row.architecture == NONE:  # up to each branch, of the first data
+            costs.setdefault(model, {}).setdefault(row.exit, f"{row.flops / 2e9:.4g}")
     rows = []
-    models = [("end_to_end", branch) for branch in [*LABELS, NONE]]
-    stepwise = numbers[numbers["strategy"] != "end_to_end"]
-    models += dict.fromkeys(zip(stepwise["strategy"], stepwise["architecture"], strict=True))
-    for strategy, branch in models:
+    for (strategy, branch), cells in texts.items():
         row = head_of_row(source, strategy, branch)
-        for name in data:
-            for exit in form.exits:
-                text = texts.get((strategy, branch, name, exit), NOT_RUN)
-                is_early = branch == NONE and exit != "Final"
-                row[f"{DATA.get(name, name)} {exit}"] = ABSENT if is_early else text
-        row[OPERATIONS] = multiply_adds(numbers, strategy, branch)
+        for name, exit in product(data, form.exits):
+            missing = ABSENT if branch == NONE and exit != "Final" else NOT_RUN
+            column = f"{DATA.get(name, name)} {exit}"
+            row[column] = cells.get(column, missing)
+        row[OPERATIONS] = " / ".join(costs.get((strategy, branch), {}).values()) or ABSENT
         rows.append(row)
     return pd.DataFrame(rows + published_rows(form), columns=list(rows[0])).fillna(ABSENT)
 
 
 def head_of_row(source: str, strategy: str, branch: str) -> dict[str, str]:
     """The first cells of a row. The branch "none" is a model without exits."""
-    if branch == NONE:
-        return {"source": source, "strategy": ABSENT, "branch": WITHOUT_EXITS}
-    return {"source": source, "strategy": STRATEGIES[strategy], "branch": LABELS[branch]}
-
-
-def multiply_adds(numbers: pd.DataFrame, strategy: str, branch: str) -> str:
-    """Operations of one image up to each branch, in G; without exits up to the model's head."""
-    rows = numbers[(numbers["strategy"] == strategy) & (numbers["architecture"] == branch)]
-    if branch != NONE:
-        rows = rows[rows["exit"] != "Final"]
-    if rows.empty:
-        return ABSENT
-    rows = rows[rows["dataset"] == rows["dataset"].iloc[0]]
-    return " / ".join(f"{flops / 2e9:.4g}" for flops in rows["flops"])
+    of_strategy = ABSENT if branch == NONE else STRATEGIES[strategy]
+    return {"source": source, "strategy": of_strategy, "branch": NAMES[branch]}
 
 
 def published_rows(form: Form) -> list[dict[str, str]]:
@@ -148,14 +132,14 @@ def published_rows(form: Form) -> list[dict[str, str]]:
         for data, figures in form.published.items():
             for exit, figure in zip(form.exits, figures[branch], strict=True):
                 row[f"{DATA[data]} {exit}"] = f"{figure:.2f}"
-        if form.is_first:
+        if form.number == "I":
             row[OPERATIONS] = f"{PUBLISHED['multiply_adds'][branch]:.2f}"
         rows.append(row)
     row = head_of_row(source, "end_to_end", NONE)
     for data in form.published:
         row[f"{DATA[data]} Final"] = f"{PUBLISHED['without_exits'][data]:.2f}"
     rows.append(row)
-    if form.is_first:
+    if form.number == "I":
         for data, figures in PUBLISHED["layer_wise"].items():
             for branch, figure in figures.items():
                 row = head_of_row(source, "layer_wise", branch)
@@ -180,7 +164,7 @@ def write(results: Results, params: Params) -> dict[str, str]:
             number=form.number,
             depths=", ".join(map(str, form.depths)),
             ours=ours,
-            rest="" if form.is_first else ", no multiply-adds",
+            rest="" if form.number == "I" else ", no multiply-adds",
         )
         write_table(numbers, exit_table(numbers, form), caption, results.folder, form.name)
         captions[f"Exits, Table {form.number}"] = caption

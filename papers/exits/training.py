@@ -11,14 +11,7 @@ from papers.exits.branches import make_branch
 from papers.exits.section import ExitHeads
 from pipeline.models.extensions import Extension
 from pipeline.models.tokens import token_shape
-from pipeline.training.objectives import (
-    ClassLoss,
-    ForwardPass,
-    Objective,
-    Terms,
-    is_right,
-    task_loss,
-)
+from pipeline.training.objectives import ClassLoss, ForwardPass, Objective, Terms, task_loss
 
 if TYPE_CHECKING:
     from pipeline.training.scoring import Score
@@ -49,18 +42,16 @@ class ExitTraining(Extension):
         bounds = (0, *self.heads.depths, model.num_layers)
         layers = range(bounds[step], bounds[step + 1])
         for name, parameter in model.named_parameters():
-            parameter.requires_grad_(self._is_trained(name, layers, model.num_layers))
-
-    def _is_trained(self, name: str, layers: range, num_layers: int) -> bool:
-        """True if the step that trains `layers` trains this parameter of the model."""
-        if name.startswith("exits."):
-            return name.startswith(f"exits.{self.exit}.")
-        name = name.removeprefix("backbone.")
-        if name.startswith("blocks."):
-            return int(name.split(".")[1]) in layers
-        if name.startswith(("norm.", "fc_norm.", "attn_pool.", "head")):  # behind the last layer
-            return layers.stop == num_layers
-        return layers.start == 0  # before the first layer
+            part, *rest = name.removeprefix("backbone.").split(".")
+            if part == "exits":
+                is_trained = rest[0] == str(self.exit)
+            elif part == "blocks":
+                is_trained = int(rest[0]) in layers
+            elif part.startswith("head") or part in ("norm", "fc_norm", "attn_pool"):
+                is_trained = layers.stop == model.num_layers  # behind the last layer
+            else:
+                is_trained = layers.start == 0  # before the first layer
+            parameter.requires_grad_(is_trained)
 
     def objectives(self, model: RoutedModel, objectives: list[Objective]) -> list[Objective]:
         """Where all exits are trained together, their loss replaces that of the last one."""
@@ -75,7 +66,7 @@ class ExitTraining(Extension):
         return score._replace(objective=exit_objective(self.heads, score.loss, exits))
 
 
-class ExitLoss:
+class ExitLoss(ClassLoss):
     """The loss of all exits together, the last one included."""
 
     def __init__(self, heads: ExitHeads) -> None:
@@ -87,18 +78,16 @@ class ExitLoss:
 
     def terms(self, forward: ForwardPass, taps: Sequence[Any]) -> Terms:
         """The objective; the last exit's loss and accuracy are noted beside it."""
+        terms = super().terms(forward, taps)
+        _, final = terms["class_loss"]
         labels = forward.batch.labels
-        final = task_loss(forward.logits, labels)
         # Means over the batch: a sample that ends before an exit counts as nothing, also where a
         # batch is run in parts.
         exits = {}
         for depth, (samples, answers) in taps[0].logits.items():
             exits[depth] = task_loss(answers, labels[samples], "sum") / len(labels)
-        return {
-            "class_loss": (None, final),
-            "accuracy": (None, is_right(forward.logits, labels).float().mean()),
-            "objective": (1.0, exit_objective(self.heads, final, exits)),
-        }
+        objective = exit_objective(self.heads, final, exits)
+        return terms | {"class_loss": (None, final), "objective": (1.0, objective)}
 
 
 def exit_objective(heads: ExitHeads, final: Loss, exits: Mapping[int, Loss]) -> Loss:

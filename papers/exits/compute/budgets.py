@@ -30,27 +30,14 @@ def practical(cost: np.ndarray, score: np.ndarray, noise: float = NOISE) -> np.n
     return better
 
 
-def pick(cost: np.ndarray, score: np.ndarray, budget: float) -> int | None:
-    """The exit of highest score (E,) whose cost (E,) is within the budget; None if there is none.
+def pick(cost: np.ndarray, score: np.ndarray, budget: float) -> int:
+    """The exit of highest score (E,) whose cost (E,) is within the budget, which one must be.
 
     Of equals it is the cheapest.
 
     This is how multi-exit ViT (section IV-A) uses a budget that is known when inference starts.
     """
-    affordable = np.flatnonzero(cost <= budget)
-    if not affordable.size:
-        return None
-    return int(affordable[np.lexsort((cost[affordable], -score[affordable]))[0]])
-
-
-def cumulative_cost(flops: np.ndarray, branch: np.ndarray) -> np.ndarray:
-    """What an image that leaves at each exit has cost (E,) if every earlier branch was tried.
-
-    Args:
-        flops: (E,), of the backbone up to the exit and the exit's own branch.
-        branch: (E,), of the exit's branch alone.
-    """
-    return flops + np.cumsum(branch) - branch
+    return int(np.lexsort((cost, -score, cost > budget))[0])
 
 
 def leave(confidence: np.ndarray, threshold: float) -> np.ndarray:

@@ -77,8 +77,7 @@ def write_canvases(source: Path, options: Counting, out: Path) -> dict[str, Any]
     out.mkdir(parents=True, exist_ok=True)
     counts = dict(zip(SPLITS, (options.train, options.validation, options.heldout), strict=True))
     digest = hashlib.sha256()
-    shape: tuple[int, ...] = ()
-    total = np.zeros((2, 1), np.int64)
+    totals = []
     for split in SPLITS:
         images = _open(source, split)
         shape = (options.canvas, options.canvas, *images.shape[2:])
@@ -90,9 +89,8 @@ def write_canvases(source: Path, options: Counting, out: Path) -> dict[str, Any]
         digest.update(pixels.data)
         digest.update(labels.data)
         write_arrow(out / f"{split}.arrow", shape, [Arrays(pixels, labels)])
-        if split == "train":
-            total = moments(pixels)
-    mean, std = mean_and_std(total, options.train * options.canvas**2)
+        totals.append(moments(pixels))
+    mean, std = mean_and_std(totals[0], options.train * options.canvas**2)
     meta: dict[str, Any] = {
         "name": "counting",
         "classes": ["count"],

@@ -3,15 +3,17 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lsvit.predict import Opened, predict
 from lsvit.routed import RoutedModel
 from lsvit.routes import Route
 from papers.exits.branches import make_branch
+from papers.exits.compute.budgets import pick
 from papers.exits.compute.in_use import InUse
 from papers.exits.section import EXIT_WEIGHTS, EXITS_IN_USE, LAST_EXIT, BranchName, BranchSizes
 from pipeline.errors import UserError
@@ -33,10 +35,8 @@ def attach(
     tensors = read_tensors(file)
     for depth, kind in chosen.items():
         prefix = f"{kind}.{depth}."
-        state = {}
-        for name, tensor in tensors.items():
-            if name.startswith(prefix):
-                state[name.removeprefix(prefix)] = tensor
+        names = [name for name in tensors if name.startswith(prefix)]
+        state = {name.removeprefix(prefix): tensors[name] for name in names}
         branch = make_branch(kind, token_shape(model.backbone), model.backbone.num_classes, sizes)
         try:
             branch.load_state_dict(state)
@@ -65,7 +65,7 @@ def deploy(model: RoutedModel, folder: Path, weights_sha256: str) -> InUse:
         raise UserError(f"{folder}: exits of other weights, accepted: those of {whose}")
     exits: Any = dict(zip(used.depths, used.branches, strict=True))
     if used.branches[-1] == LAST_EXIT:
-        del exits[used.depths[-1]]
+        exits.popitem()
     attach(model, folder / EXIT_WEIGHTS, exits, sizes)
     return used
 
@@ -112,7 +112,7 @@ def leave_early(
     logits = torch.empty(len(images), model.backbone.num_classes, device=images.device)
     left = torch.full_like(waiting, len(route))
     while len(waiting):
-        depth, state = next(states) if rest is None else states.send(rest)
+        depth, state = states.send(rest)
         rest = None
         if depth == len(route):
             logits[waiting] = model.answer(state).to(logits.dtype)
@@ -147,3 +147,76 @@ def measure_latency(model: RoutedModel, depths: Sequence[int], image: Tensor) ->
 def exit_after(model: RoutedModel, depth: int) -> int | None:
     """The early exit after so many layers; None where there is none, but the model's own head."""
     return depth if str(depth) in model.exits else None
+
+
+class Budget(NamedTuple):
+    """What an image may cost: FLOPs, or ms on this machine.
+
+    `average`: the FLOPs hold on average over images like those that the exits were chosen on, and
+    an image leaves when its answer is sure enough. Otherwise all images leave at the best exit that
+    fits.
+    """
+
+    flops: float | None
+    latency: float | None
+    average: bool
+
+
+def check_routes(deployed: InUse, routes: list[Route], average: bool) -> None:
+    """Raise UserError if the exits do not lie on the routes, or were calibrated for others."""
+    last, length = deployed.depths[-1], len(routes[0])
+    if length < last or (length > last and deployed.branches[-1] == LAST_EXIT):
+        raise UserError(
+            f"--exits: found a route of {length} layers, "
+            f"accepted: {last}, the depth of the last exit"
+        )
+    order = "sequential" if routes == [tuple(range(length))] else "arbitrary"
+    if average and (len(routes) > 1 or order != deployed.order):
+        raise UserError(
+            f"--average: its threshold is calibrated for one route an image, "
+            f"accepted: --order {deployed.order} --orders 1"
+        )
+
+
+@torch.inference_mode()
+def answer(
+    opened: Opened,
+    deployed: InUse,
+    image: Tensor,
+    routes: list[Route],
+    budget: Budget,
+    top: int,
+) -> dict[str, Any]:
+    """What :func:`lsvit.predict.predict` finds about an image (C, H, W) at the exit that the budget
+    chooses, and the `exit`. Its time is measured where the budget is one.
+
+    Raises:
+        UserError: no or two budgets are given, or one below the cheapest exit's cost, or
+            :func:`check_routes` refuses the routes.
+    """
+    flops, latency, average = budget
+    if (flops is None) == (latency is None) or (average and flops is None):
+        raise UserError(
+            "--exits: accepted with either --flops or --latency; --average with --flops"
+        )
+    check_routes(deployed, routes, average)
+    name, amount = "flops", flops
+    cost = deployed.spent if average else deployed.flops
+    if latency is not None:
+        name, amount = "latency", latency
+        cost = measure_latency(opened.model, deployed.depths, image[None])
+    assert amount is not None
+    if not amount >= cost.min():  # nan is refused too
+        raise UserError(
+            f"--{name}: found {amount:g}, "
+            f"accepted: at least {cost.min():g}, the cost of the cheapest exit"
+        )
+    chosen = pick(cost, deployed.accuracy, amount)
+    if average:
+        _, depth = leave_early(opened.model, image[None], deployed.thresholds(amount), routes[0])
+        chosen = deployed.depths.index(int(depth))
+    about = deployed.describe(chosen, average)
+    if latency is not None:
+        about["latency_ms"] = round(float(cost[chosen]), 4)
+    head = exit_after(opened.model, deployed.depths[chosen])
+    return {"exit": about, **predict(opened, image, routes, top, head)}

@@ -5,7 +5,7 @@ Source: multi-exit ViT, classifier-wise strategy.
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lsvit.routed import RoutedModel
-from lsvit.routes import ENDED, Route, arbitrary, generator, kept_layers, per_sample
+from lsvit.routes import ENDED, Sampler, arbitrary, generator, kept_layers, per_sample, sequential
 from papers.exits.branches import make_branch
 from papers.exits.compute.budgets import practical
 from papers.exits.compute.flops import ExitFlops, count_exits
@@ -58,10 +58,6 @@ class Part(NamedTuple):
     split: Split
     rows: Tensor  # (n,) long
 
-    def along(self, routes: Tensor) -> Iterator[tuple[slice, Tensor, Tensor, Route | Tensor]]:
-        """See :func:`pipeline.training.scoring.batches_along`."""
-        return batches_along(self.split, self.rows, routes, BATCH_SIZE)
-
 
 def open_parts(config: ExitConfig, data: Path, model: RoutedModel) -> dict[str, Part]:
     """Open the images that train branches, those that choose, and those that only report.
@@ -69,19 +65,19 @@ def open_parts(config: ExitConfig, data: Path, model: RoutedModel) -> dict[str, 
     Held-out images choose (learning rate, epoch, thresholds) where there are some. Else a random
     half of the validation images does, and the other half reports.
     """
-    parts = {}
-    for name, split_name in (("train", "train"), ("report", "validation"), ("judge", HELDOUT)):
-        if name == "judge" and HELDOUT not in read_meta(data)["counts"]:
-            continue
-        split = open_split(config, data, split_name, model)
-        images = config.options.images if name == "train" else None
-        parts[name] = Part(split, torch.from_numpy(split.subset(images)))
-    if "judge" not in parts:
-        split = parts["report"].split
-        draw = generator("heldout", "validation", config.options.seed)
-        halves = torch.from_numpy(draw.permutation(len(split))).tensor_split(2)
-        parts["judge"] = Part(split, halves[0].sort()[0])
-        parts["report"] = Part(split, halves[1].sort()[0])
+
+    def open_part(name: str, images: int | None = None) -> Part:
+        split = open_split(config, data, name, model)
+        return Part(split, torch.from_numpy(split.subset(images)))
+
+    parts = {"train": open_part("train", config.options.images), "report": open_part("validation")}
+    if HELDOUT in read_meta(data)["counts"]:
+        return parts | {"judge": open_part(HELDOUT)}
+    split = parts["report"].split
+    draw = generator("heldout", "validation", config.options.seed)
+    halves = torch.from_numpy(draw.permutation(len(split))).tensor_split(2)
+    for name, half in zip(("judge", "report"), halves, strict=True):
+        parts[name] = Part(split, half.sort()[0])
     return parts
 
 
@@ -94,13 +90,14 @@ def draw_routes(order: str, images: int, num_layers: int, config: ExitConfig, pa
         config: its seeds, and how many layers a pruned route keeps.
         part: of the images.
     """
-    if order == "sequential":
-        return torch.arange(num_layers).expand(images, -1)
-    sampler: Any = arbitrary
-    if order == "pruned":
-        sampler = kept_layers(min(config.options.keep, num_layers), "sequential")
+    pruned = kept_layers(min(config.options.keep, num_layers), "sequential")
+    samplers: dict[str, Sampler] = {
+        "sequential": sequential,
+        "arbitrary": arbitrary,
+        "pruned": pruned,
+    }
     draw = generator("samples", config.options.seed, config.seed, part, order)
-    return torch.from_numpy(per_sample(sampler, draw, num_layers, images))
+    return torch.from_numpy(per_sample(samplers[order], draw, num_layers, images))
 
 
 class Recorded(NamedTuple):
@@ -125,7 +122,7 @@ def record(
     if device.type != "cuda" or tokens.nbytes <= torch.cuda.mem_get_info(device)[0] // SHARE:
         tokens = tokens.to(device)
     labels = []
-    for place, images, found, route in part.along(routes[:, :depth]):
+    for place, images, found, route in batches_along(*part, routes[:, :depth], BATCH_SIZE):
         with execution.context():
             tokens[place] = model.tokens(images, route).to(tokens)
         labels.append(found)
@@ -205,30 +202,29 @@ class Answered(NamedTuple):
     confidence: np.ndarray  # (n,) of its answers; a regression has none (nan)
     score: np.ndarray  # (n,): 1 where the answer is right, else 0; of a regression minus its error
 
-    @classmethod
-    def of(cls, outputs: Tensor, labels: Tensor) -> "Answered":
-        """From outputs (n, C) and labels (n,); a regression has one output."""
-        if outputs.shape[1] == 1:
-            confidence = torch.full(labels.shape, torch.nan)
-            score = -(outputs[:, 0] - labels).abs()
-        else:
-            confidence = outputs.softmax(-1).amax(-1)
-            score = is_right(outputs, labels)
-        return cls(confidence.cpu().float().numpy(), score.cpu().double().numpy())
 
-
-Stream = tuple[str, str]  # a part of the images and the order of their routes
+def judge_answers(outputs: Tensor, labels: Tensor) -> Answered:
+    """From outputs (n, C) and labels (n,); a regression has one output."""
+    if outputs.shape[1] == 1:
+        confidence = torch.full(labels.shape, torch.nan)
+        score = -(outputs[:, 0] - labels).abs()
+    else:
+        confidence = outputs.softmax(-1).amax(-1)
+        score = is_right(outputs, labels)
+    return Answered(confidence.cpu().float().numpy(), score.cpu().double().numpy())
 
 
 class Exit(NamedTuple):
-    """A trained exit and its answers, which those have not that routes end before."""
+    """A trained exit and its answers: to the images that judge, and in each order that reaches it
+    to those that report.
+    """
 
     branch: str
     depth: int
     lr: float | None
     epochs: int | None
     state: dict[str, Tensor]
-    answered: dict[Stream, Answered]
+    answered: dict[str, Answered]
 
 
 def train_branches(
@@ -246,28 +242,26 @@ def train_branches(
     report({"text": f"runs on {execution}"})
     parts = open_parts(config, data, model)
     own = own_order(config.variant.route)
-    routes = {}
-    for part, order in (("train", own), ("judge", own), *(("report", order) for order in ORDERS)):
-        images = len(parts[part].rows)
-        routes[part, order] = draw_routes(order, images, model.num_layers, config, part)
+    streams = {}
+    for name in ("train", "judge", *ORDERS):
+        part, order = (name, own) if name in parts else ("report", name)
+        table = draw_routes(order, len(parts[part].rows), model.num_layers, config, part)
+        streams[name] = parts[part], table
     exits = []
     for depth in options.exits_of(model.num_layers):
         file = folder / f"depth_{depth}.pt"
         if not file.exists():
             recorded = {}
-            for (part, order), table in routes.items():
+            for name, (images, table) in streams.items():
                 if depth <= (table[0] != ENDED).sum():
-                    recorded[part, order] = record(model, parts[part], table, depth, execution)
-            unfinished = folder / "depth.partial"
-            with unfinished.open("wb") as stream:  # whose errors say that a disk is full
-                torch.save(train_depth(depth, recorded, model, own, config, execution), stream)
-            unfinished.replace(file)
+                    recorded[name] = record(model, images, table, depth, execution)
+            trained = train_depth(depth, recorded, model, config, execution)
+            with file.open("wb") as stream:  # whose errors say that a disk is full
+                torch.save(trained, stream)
             report({"cell": f"exits after {depth} layers"})
         exits += torch.load(file, weights_only=False)
-    answered = {}
-    for (part, order), table in routes.items():
-        if part != "train":
-            answered[part, order] = run_head(model, parts[part], table, execution)
+    del streams["train"]
+    answered = {name: run_head(model, *stream, execution) for name, stream in streams.items()}
     exits.append(Exit(LAST_EXIT, model.num_layers, None, None, {}, answered))
     classes = len(read_meta(data)["classes"])
     flops = count_exits(config.model, classes, options.branches, options, config.variant)
@@ -278,9 +272,8 @@ def train_branches(
 
 def train_depth(
     depth: int,
-    recorded: dict[Stream, Recorded],
+    recorded: dict[str, Recorded],
     model: RoutedModel,
-    own: str,
     config: ExitConfig,
     execution: Execution,
 ) -> list[Exit]:
@@ -292,14 +285,13 @@ def train_depth(
         for lr in config.options.lrs:
             torch.manual_seed(int(generator("train", config.seed, depth, kind).integers(2**62)))
             branch = make_branch(kind, shape, model.backbone.num_classes, config.options)
-            train, judge = recorded["train", own], recorded["judge", own]
+            train, judge = recorded["train"], recorded["judge"]
             candidates.append(fit(branch, train, judge, lr, config, execution))
         best = min(candidates, key=lambda fitted: fitted.loss)
         answered = {}
-        for stream, (tokens, labels) in recorded.items():
-            if stream[0] != "train":
-                outputs = answers(best.branch, tokens, execution)
-                answered[stream] = Answered.of(outputs, labels)
+        for name, (tokens, labels) in recorded.items():
+            if name != "train":
+                answered[name] = judge_answers(answers(best.branch, tokens, execution), labels)
         state = {name: tensor.cpu() for name, tensor in best.branch.state_dict().items()}
         exits.append(Exit(kind, depth, best.lr, best.epochs, state, answered))
     return exits
@@ -309,11 +301,11 @@ def train_depth(
 def run_head(model: RoutedModel, part: Part, routes: Tensor, execution: Execution) -> Answered:
     """Answer every image along its route by the model's own head."""
     outputs, labels = [], []
-    for _, images, found, route in part.along(routes):
+    for _, images, found, route in batches_along(*part, routes, BATCH_SIZE):
         with execution.context():
             outputs.append(model(images, route).float())
         labels.append(found)
-    return Answered.of(torch.cat(outputs), torch.cat(labels))
+    return judge_answers(torch.cat(outputs), torch.cat(labels))
 
 
 def write_exits(exits: list[Exit], flops: ExitFlops, config: ExitConfig, folder: Path) -> None:
@@ -333,16 +325,16 @@ def write_exits(exits: list[Exit], flops: ExitFlops, config: ExitConfig, folder:
     from safetensors.torch import save_file
 
     own = own_order(config.variant.route)
-    arrays: dict[str, Any] = {
-        "branch": np.array([exit.branch for exit in exits]),
-        "depth": np.array([exit.depth for exit in exits]),
-        "flops": np.array([flops.at(exit.branch, exit.depth) for exit in exits]),
-        "branch_flops": np.array([flops.branches.get(exit.branch, 0) for exit in exits]),
+    columns: dict[str, list] = {
+        "branch": [exit.branch for exit in exits],
+        "depth": [exit.depth for exit in exits],
+        "flops": [flops.at(exit.branch, exit.depth) for exit in exits],
+        "branch_flops": [flops.branches.get(exit.branch, 0) for exit in exits],
     }
-    for part in ("judge", "report"):
-        answered = [exit.answered[part, own] for exit in exits]
-        arrays[f"confidence_{part}"] = np.stack([answers.confidence for answers in answered])
-        arrays[f"score_{part}"] = np.stack([answers.score for answers in answered])
+    for part, name in {"judge": "judge", "report": own}.items():
+        for field in Answered._fields:
+            columns[f"{field}_{part}"] = [getattr(exit.answered[name], field) for exit in exits]
+    arrays: dict[str, Any] = {name: np.array(values) for name, values in columns.items()}
     np.savez(folder / ARRAYS, **arrays)
     counts = bool(np.isnan(arrays["confidence_judge"]).all())
     is_practical = practical(arrays["flops"], arrays["score_report"])
@@ -350,18 +342,18 @@ def write_exits(exits: list[Exit], flops: ExitFlops, config: ExitConfig, folder:
     rows = []
     states = {}
     for place, exit in enumerate(exits):
-        for (part, order), answers in exit.answered.items():
-            if part != "report":
+        for order, answers in exit.answered.items():
+            if order == "judge":
                 continue
             depth = exit.depth
             if exit.branch == LAST_EXIT and order == "pruned":
                 depth = min(config.options.keep, depth)
             score = abs(round(float(answers.score.mean()), 6))
+            values = (None, score) if counts else (score, None)
             judge = here = None
             if order == own:
-                judge = abs(round(float(arrays["score_judge"][place].mean()), 6))
+                judge = abs(round(float(exit.answered["judge"].score.mean()), 6))
                 here = bool(is_practical[place])
-            values = (None, score) if counts else (score, None)
             cost = flops.at(exit.branch, depth)
             head = (exit.branch, depth, order, exit.lr, exit.epochs)
             rows.append((*head, *values, judge, cost, here))
@@ -370,6 +362,9 @@ def write_exits(exits: list[Exit], flops: ExitFlops, config: ExitConfig, folder:
     write_rows(folder / ROWS, COLUMNS, rows)
     save_file(states, folder / EXIT_WEIGHTS)
     if not counts:  # a count has no confidence to go by
-        sizes = config.options.narrow(BranchSizes).model_dump()
-        about = {"weights_sha256": config.weights_sha256, "sizes": sizes, "order": own}
-        InUse.among(arrays, **about).write(folder)
+        InUse.among(
+            arrays,
+            weights_sha256=config.weights_sha256,
+            sizes=config.options.narrow(BranchSizes).model_dump(),
+            order=own,
+        ).write(folder)

@@ -6,31 +6,10 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from papers.exits.compute.budgets import cumulative_cost, practical, threshold_within
+from papers.exits.compute.budgets import practical, threshold_within
 from papers.exits.section import EXITS_IN_USE
 from pipeline.files import write_json
 from pipeline.jobs.files import ARRAYS
-
-
-def choose(flops: np.ndarray, score: np.ndarray, depths: np.ndarray) -> np.ndarray:
-    """Choose the exits that are put into use (section IV-A): indices by depth.
-
-    These are the best practical one at each depth that has any, and the last: the model's own head
-    is there anyway, and early exits, the best of many, look better here than they are. A lead need
-    not be beyond noise: many exits make a budget finer.
-
-    Args:
-        flops: (E,), up to each exit.
-        score: (E, n), of each image.
-        depths: (E,).
-    """
-    index = np.flatnonzero(practical(flops, score, noise=0.0) | (depths == depths.max()))
-    means = score.mean(axis=1)
-    chosen = []
-    for depth in np.unique(depths[index]):
-        here = index[depths[index] == depth]
-        chosen.append(here[means[here].argmax()])
-    return np.array(chosen)
 
 
 class InUse(NamedTuple):
@@ -49,17 +28,27 @@ class InUse(NamedTuple):
 
     @classmethod
     def among(cls, exits: dict[str, np.ndarray], **about: Any) -> Self:
-        """Choose among all exits that were trained, see `papers.exits.compute.frozen`."""
-        places = choose(exits["flops"], exits["score_judge"], exits["depth"])
-        flops = exits["flops"][places]
+        """Choose among all exits that were trained (section IV-A), see :mod:`.frozen`.
+
+        These are the best practical one at each depth that has any, and the last: the model's own
+        head is there anyway, and early exits, the best of many, look better here than they are. A
+        lead need not be beyond noise: many exits make a budget finer.
+        """
+        flops, scores, depths = exits["flops"], exits["score_judge"], exits["depth"]
+        means = scores.mean(axis=1)
+        good = np.flatnonzero(practical(flops, scores, noise=0.0) | (depths == depths.max()))
+        good = good[np.lexsort((-means[good], depths[good]))]  # by depth, the best first
+        depths, first = np.unique(depths[good], return_index=True)
+        places = good[first]
+        flops, branch = flops[places], exits["branch_flops"][places]
         return cls(
             **about,
             places=places.tolist(),
             branches=exits["branch"][places].tolist(),
-            depths=exits["depth"][places].tolist(),
+            depths=depths.tolist(),
             flops=flops,
-            spent=cumulative_cost(flops, exits["branch_flops"][places]),
-            accuracy=exits["score_judge"][places].mean(axis=1),
+            spent=flops + np.cumsum(branch) - branch,
+            accuracy=means[places],
             confidence=exits["confidence_judge"][places],
         )
 

@@ -1,8 +1,10 @@
 """The jobs of stage `exits`: backbones frozen or trained with their exits. No torch here."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from copy import copy
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,103 +16,143 @@ from papers.exits.section import (
     LATER_LAYERS,
     BranchName,
     BranchSizes,
+    BranchTraining,
     ExitConfig,
     ExitHeads,
     Exits,
-    LaterLayers,
 )
 from pipeline.config.paper import Work
 from pipeline.config.params import Params
+from pipeline.config.presets import ModelPreset
 from pipeline.config.sections import Finetune, Optimisation
 from pipeline.config.variant import Variant
 from pipeline.files import read_json
-from pipeline.jobs.configs import TrainConfig
-from pipeline.jobs.files import (
-    HELDOUT,
-    HISTORY,
-    Row,
-    read_meta,
-    weights_file,
-)
-from pipeline.jobs.job import TRAIN, Job
+from pipeline.jobs.files import HELDOUT, HISTORY, WEIGHTS, Row, read_meta, weights_file
+from pipeline.jobs.job import Job
 from pipeline.jobs.plan import Plan as BasePlan
-from pipeline.jobs.plan import run_config
 from pipeline.training.judging import judged_loss, kept_epoch
 
 # Seeds of one model may keep different learning rates, and start a step from their own weights.
 APART = ("seed", "weights_sha256", "options.lr")
 
 
-class Task(NamedTuple):
-    """What answers are asked for: the classes of the data set, or counting on canvases."""
-
-    name: str
-    data: Path
-    starts: Mapping[int, Path]  # starting weights with a head for the task, by seed
-
-    @property
-    def judge(self) -> str:
-        """The split that chooses epochs and learning rates: held-out images if there are some."""
-        return HELDOUT if HELDOUT in read_meta(self.data)["counts"] else "validation"
-
-
 class Trained(NamedTuple):
     """A model trained with exits after the depths of `placement`, a job a learning rate."""
 
-    task: Task
+    plan: "Plan"  # of its task
     strategy: str  # layer-wise, after the first step: with what its later layers began
     branch: BranchName | None
     placement: tuple[int, ...]
     seed: int
     variant: Any  # of the class with the papers' keys
-    costs: Job
     jobs: list[Job]
 
     @property
     def title(self) -> str:
         """Its name among the runs and in outs/: "end_to_end_vit_3_6_9"."""
         parts = [self.strategy, self.branch or "none", *map(str, self.placement)]
-        if self.task.name == COUNTING:
+        if self.plan.task == COUNTING:
             parts.insert(0, COUNTING)
         return "_".join(parts)
 
     def best(self) -> tuple[Job, Row]:
         """The job whose best epoch has the lowest loss on the judging images, and that epoch."""
-        judge = self.task.judge
+        route, judge = self.variant.route, self.plan.exit_judge
         kept = []
         for job in self.jobs:
-            history = read_json(job.folder / HISTORY, list)
-            kept.append(kept_epoch(history, self.variant.route, judge))
-        losses = [judged_loss(row, self.variant.route, judge) for row in kept]
-        best = losses.index(min(losses))
-        return self.jobs[best], kept[best]
-
-    @property
-    def is_last(self) -> bool:
-        """True for the last step of the layer-wise strategy."""
-        return self.variant.exits.step == len(self.placement)
+            kept.append((job, kept_epoch(read_json(job.folder / HISTORY, list), route, judge)))
+        return min(kept, key=lambda best: judged_loss(best[1], route, judge))
 
     def weights(self) -> Path:
         """The weights of that epoch."""
-        return self.best()[0].folder / weights_file(self.task.judge)
+        return self.best()[0].folder / weights_file(self.plan.exit_judge)
+
+    # ---- the layer-wise strategy ---------------------------------------------------------------
+
+    @property
+    def is_last(self) -> bool:
+        """True for the last step."""
+        return self.variant.exits.step == len(self.placement)
+
+    def twin(self) -> "Trained":
+        """The same exits, trained end-to-end."""
+        return self.plan.trained("end_to_end", self.branch, self.placement, self.seed)
+
+    def join(self, later: str) -> Job:
+        """Puts the layers behind a finished first step's exit: new, original or end-to-end ones."""
+        weights = {
+            "none": None,
+            "original": self.plan.start(self.seed),
+            "end_to_end": self.twin().weights(),
+        }[later]
+        job = self.plan.preparing(self.title, self.variant, self.seed, self.weights())
+        digests = f"{job.config.weights_sha256}{self.plan.digest_of(weights) or ''}"
+        return replace(
+            job,
+            title=f"{self.title} seed {self.seed}, later layers: {later}",
+            function="papers.exits.compute.steps:join",
+            config=job.config.model_copy(update={"weights_sha256": digests}),
+            inputs={**job.inputs, "later": weights},
+        )
+
+    def next_step(self, strategy: str = "", start: Path | None = None) -> "Trained":
+        """The step after this one, which has finished, by default from its weights."""
+        return self.plan.trained(
+            strategy or self.strategy,
+            self.branch,
+            self.placement,
+            self.seed,
+            start or self.weights(),
+            self.variant.exits.step + 1,
+        )
 
 
-class Frozen(NamedTuple):
-    """Branches of every architecture at every depth of a frozen backbone."""
+class Backbone(NamedTuple):
+    """A frozen model that gets branches."""
 
-    task: Task
+    dataset: str
     variant: str
     seed: int
-    job: Job
 
 
 class Plan(BasePlan):
-    """Makes the jobs from params.yaml; those that start from others' results when these ended."""
+    """Makes the jobs of one task from params.yaml; those from others' results when these ended.
+
+    Attributes:
+        task: the data set, whose classes are asked for, or "counting" on canvases.
+        heads: the jobs that give starting weights a head for the task, by seed.
+    """
 
     def __init__(self, params: Params, *folders: Path) -> None:
         super().__init__(params, Exits, *folders)
         self.plain = params.make_variant(route="sequential")
-        self.sizes = self.options.narrow(BranchSizes).model_dump()
+        self.task = params.dataset
+        self.preset = params.model_preset
+        self.heads: dict[int, Job] = {}
+
+    def counting(self, data: Path) -> "Plan":
+        """The plan of counting on canvases: one output, whatever the preset gives its classes."""
+        plan = copy(self)
+        plan.task, plan.data = COUNTING, data
+        plan.preset = self.preset.model_copy(update={"num_classes": None})
+        plan.heads = {seed: plan.head_for(seed) for seed in plan.seeds}
+        return plan
+
+    @property
+    def exit_judge(self) -> str:
+        """The split that chooses epochs and learning rates: held-out images if there are some."""
+        return HELDOUT if HELDOUT in read_meta(self.data)["counts"] else "validation"
+
+    def fields(
+        self, title: str, variant: Variant, weights: Path | None, preset: ModelPreset | None = None
+    ) -> dict[str, Any]:
+        """The fields of a RunConfig, as every plan makes them, for the task."""
+        return super().fields(title, variant, weights, self.preset) | {"dataset": self.task}
+
+    def start(self, seed: int) -> Path:
+        """The starting weights of a seed, with a head for the task."""
+        head = self.heads.get(seed)
+        return head.folder / WEIGHTS if head else super().start(seed)
 
     def tuning(self, epochs: int, lr: float) -> Optimisation:
         """Adam as published (section IV): reduce-on-plateau, early stopping.
@@ -128,13 +170,11 @@ class Plan(BasePlan):
             "epochs": epochs,
             "lr": lr,
         }
-        values = self.params.resolve(Finetune).narrow(Optimisation).model_dump()
-        values |= published | self.options.model_dump(include=keys)
-        return Optimisation.model_validate(values)
+        own = self.params.resolve(Finetune).narrow(Optimisation)
+        return own.model_copy(update=published | self.options.model_dump(include=keys))
 
     def trained(
         self,
-        task: Task,
         strategy: str,
         branch: BranchName | None,
         placement: Sequence[int],
@@ -152,157 +192,111 @@ class Plan(BasePlan):
                 step=step,
                 weight=options.weight,
                 final_weight=options.final_weight,
-                **self.sizes,
+                **options.narrow(BranchSizes).model_dump(),
             )
         variant = self.params.make_variant(route="sequential", exits=heads)
-        costs = self.costs(task)
-        model = Trained(task, strategy, branch, tuple(placement), seed, variant, costs, [])
-        start = start or task.starts[seed]
-        run = self._run(model.title, task, variant, self.digest(start))
-        run |= self.params.distributed.identity
-        first = self.digest(task.starts[self.seeds[0]])
+        model = Trained(self, strategy, branch, tuple(placement), seed, variant, [])
+        start = start or self.start(seed)
+        first = self.digest(self.start(self.seeds[0]))
         epochs, lrs = options.backbone_epochs, options.backbone_lrs
-        if task.name == COUNTING:
+        if self.task == COUNTING:
             epochs, lrs = options.counting.epochs, options.counting.lrs or lrs
         for lr in lrs:
-            config = TrainConfig(**run, options=self.tuning(epochs, lr), seed=seed)
             title = model.title
+            job = self.training(title, variant, self.tuning(epochs, lr), seed, start)
             if step is not None:
                 title += f" step {step + 1}"
             title += f" seed {seed}"
             if len(lrs) > 1:
                 title += f" lr {lr:g}"
-            inputs = {"data": task.data, "weights": start}
-            model.jobs.append(Job(title, TRAIN, config, inputs, epochs, APART, first))
+            model.jobs.append(replace(job, title=title, apart=APART, first=first))
         return model
 
-    def control(self, task: Task) -> list[Trained]:
+    def control(self) -> list[Trained]:
         """The model without exits, trained as those with exits."""
-        return [self.trained(task, "end_to_end", None, (), seed) for seed in self.seeds]
+        return [self.trained("end_to_end", None, (), seed) for seed in self.seeds]
 
-    def at_placements(self, task: Task, strategy: str, branches: list[BranchName]) -> list[Trained]:
+    def at_placements(self, strategy: str, branches: list[BranchName]) -> list[Trained]:
         """Every architecture at every placement; of the layer-wise strategy the first step."""
         step = 0 if strategy == "layer_wise" else None
         models = []
         for placement, branch, seed in product(self.options.placements, branches, self.seeds):
-            models.append(self.trained(task, strategy, branch, placement, seed, step=step))
+            models.append(self.trained(strategy, branch, placement, seed, step=step))
         return models
 
-    def end_to_end_twin(self, step: Trained) -> Trained:
-        """The same exits, trained end-to-end."""
-        return self.trained(step.task, "end_to_end", step.branch, step.placement, step.seed)
+    def frozen(self) -> dict[Backbone, Job]:
+        """Branches at every depth of each frozen backbone: a variant's, or the control's."""
+        depths = self.options.depths or range(1, self.preset.kwargs.get("depth", 12))
+        variants = self.options.variants
+        weights: dict[int, Path] = {}
+        if self.task == COUNTING:
+            variants = {COUNTING: None}
+            weights = {model.seed: model.weights() for model in self.control()}
+        jobs = {}
+        for (name, branches), seed in product(variants.items(), self.seeds):
+            job = self.evaluation(
+                "papers.exits.compute.frozen:train_branches",
+                ExitConfig,
+                name,
+                seed,
+                weights=weights.get(seed),
+                title=f"exits of {name}",
+                total=len(depths),
+                seed=seed,
+                **self._branch_fields(branches or self.options.branches),
+            )
+            memory = self._memory(job.inputs["weights"])
+            jobs[Backbone(self.task, name, seed)] = replace(job, memory=memory)
+        return jobs
 
-    def join(self, first: Trained, later: LaterLayers) -> Job:
-        """Puts the layers behind a finished first step's exit: new, original or end-to-end ones."""
-        weights = {
-            "none": None,
-            "original": first.task.starts[first.seed],
-            "end_to_end": self.end_to_end_twin(first).weights(),
-        }[later]
-        digest = self.digest(first.weights())
-        if weights:
-            digest += self.digest(weights)
-        run = self._run(first.title, first.task, first.variant, digest)
-        config = TrainConfig(**run, options=self.tuning(1, self.options.lrs[0]), seed=first.seed)
-        inputs = {"data": first.task.data, "weights": first.weights(), "later": weights}
-        title = f"{first.title} seed {first.seed}, later layers: {later}"
-        return Job(title, "papers.exits.compute.steps:join", config, inputs)
+    def _branch_fields(self, branches: list[BranchName]) -> dict[str, Any]:
+        """The fields of an ExitConfig that say what is trained."""
+        options = self.options
+        return {
+            "options": options.narrow(BranchTraining).model_copy(update={"branches": branches}),
+            "tuning": self.tuning(options.epochs, options.lrs[0]),
+            "precision": self.precision(),
+        }
 
-    def next_step(
-        self, ended: Trained, strategy: str | None = None, start: Path | None = None
-    ) -> Trained:
-        """The step of the layer-wise strategy after a finished one, by default from its weights."""
-        task, before, branch, placement, seed = ended[:5]
-        step = ended.variant.exits.step + 1
-        start = start or ended.weights()
-        return self.trained(task, strategy or before, branch, placement, seed, start, step)
-
-    def frozen_variants(self, task: Task) -> list[Frozen]:
-        """The branches that are asked for on every variant."""
-        models = []
-        for name, branches in self.options.variants.items():
-            for seed in self.seeds:
-                weights = self.weights_of(name, seed)
-                models.append(self.frozen(task, name, weights, seed, branches))
-        return models
-
-    def frozen(
-        self,
-        task: Task,
-        name: str,
-        weights: Path,
-        seed: int,
-        branches: list[BranchName] | None = None,
-    ) -> Frozen:
-        """The given branches, or all, on one backbone: of a variant, or of a plain one."""
-        update = {"branches": branches or self.options.branches}
-        variant = self.params.all_variants.get(name, self.plain)
-        config = self._exit_config(name, task, variant, self.digest(weights), seed, update)
-        inputs = {"data": task.data, "weights": weights}
-        title = f"exits of {name} seed {seed}"
-        function = "papers.exits.compute.frozen:train_branches"
-        memory = self._memory(task, weights, config.options.images)
-        depths = self.options.depths or range(1, self.params.model_preset.kwargs.get("depth", 12))
-        job = Job(title, function, config, inputs, len(depths), memory=memory)
-        return Frozen(task, name, seed, job)
-
-    def _memory(self, task: Task, weights: Path, images: int | None) -> int:
+    def _memory(self, weights: Any) -> int:
         """Bytes of the tokens of all images after one depth; 0 of models without a pos_embed."""
-        counts = read_meta(task.data)["counts"]
-        read = min(counts["train"], images or counts["train"])
-        read += counts[task.judge] + 3 * counts["validation"]  # in three orders
+        counts = read_meta(self.data)["counts"]
+        recorded = self.options.recorded(
+            counts["train"], counts[self.exit_judge], counts["validation"]
+        )
         # A damaged file is for the job to tell of.
         with suppress(OSError, SafetensorError), safe_open(weights, "np") as file:
             for name in file.keys():  # noqa: SIM118 (no dictionary)
                 if name.endswith("pos_embed"):  # (1, N, D)
-                    return 4 * read * math.prod(file.get_slice(name).get_shape())
+                    return 4 * recorded * math.prod(file.get_slice(name).get_shape())
         return 0
 
-    def head_for(self, task: Task, seed: int) -> Job:
+    def preparing(self, title: str, variant: Variant, seed: int, weights: Path) -> Job:
+        """Gives the weights of a file the parts of a variant, and a head for the task."""
+        job = self.training(title, variant, self.tuning(1, self.options.lrs[0]), seed, weights)
+        return replace(job, function="pipeline.training.loop:fetch")
+
+    def head_for(self, seed: int) -> Job:
         """Gives the starting weights of a seed a head for the task."""
-        start = task.starts[seed]
-        run = self._run(task.name, task, self.plain, self.digest(start))
-        config = TrainConfig(**run, options=self.tuning(1, self.options.lrs[0]), seed=seed)
-        inputs = {"data": task.data, "weights": start}
-        title = f"{task.name}: starting weights seed {seed}"
-        return Job(title, "pipeline.training.loop:fetch", config, inputs)
+        job = self.preparing(self.task, self.plain, seed, self.start(seed))
+        return replace(job, title=f"{self.task}: starting weights seed {seed}")
 
-    def costs(self, task: Task) -> Job:
+    def costs(self) -> Job:
         """FLOPs up to every exit of a model without a variant's parts."""
-        update = {"branches": self.options.every_branch}
-        config = self._exit_config("plain", task, self.plain, None, 0, update)
-        title = f"{task.name}: FLOPs of the exits"
+        fields = self.fields("plain", self.plain, None)
+        fields |= self._branch_fields(self.options.every_branch)
+        config = ExitConfig(**fields, seed=0)
+        title = f"{self.task}: FLOPs of the exits"
         function = "papers.exits.compute.flops:write_flops"
-        return Job(title, function, config, {"data": task.data})
-
-    def _exit_config(
-        self, name: str, task: Task, variant: Variant, digest: str | None, seed: int, update: dict
-    ) -> ExitConfig:
-        options = self.options
-        return ExitConfig(
-            **self._run(name, task, variant, digest),
-            options=options.branch_training.model_copy(update=update),
-            tuning=self.tuning(options.epochs, options.lrs[0]),
-            precision=self.precision(),
-            seed=seed,
-        )
-
-    def _run(self, title: str, task: Task, variant: Variant, digest: str | None) -> dict:
-        run = run_config(self.params, title, variant, read_meta(task.data)["sha256"], digest)
-        run["dataset"] = task.name
-        if task.name == COUNTING:  # one output, whatever the preset gives its classes
-            run["model"] = run["model"].model_copy(update={"num_classes": None})
-        return run
+        return Job(title, function, config, {"data": self.data})
 
 
 def list_work(params: Params, num_layers: int) -> list[Work]:
     """List what stage exits does, for `lsvit cost`: no branches, no early stopping."""
     plan = Plan(params)
-    options = plan.options
-    preset = params.model_preset
-    seeds = len(plan.seeds)
+    options, preset, seeds = plan.options, plan.preset, len(plan.seeds)
     placements = len(options.placements)
-    later_steps = len(LATER_LAYERS) * sum(len(placement) for placement in options.placements)
+    later_steps = len(LATER_LAYERS) * sum(map(len, options.placements))
     trainings = {
         "end_to_end": 1 + placements * len(options.branches),
         "layer_wise": (placements + later_steps) * len(options.layer_wise_branches),
@@ -310,8 +304,7 @@ def list_work(params: Params, num_layers: int) -> list[Work]:
     works = []
     if params.sizes and "classifier_wise" in options.strategies:
         train, validation, heldout = params.sizes
-        read = min(train, options.images or train) + heldout + 3 * validation
-        sizes = (train, read, heldout)
+        sizes = (train, options.recorded(train, heldout, validation), heldout)
         models = seeds * len(options.variants)
         works.append(Work("exits", "features", models, preset, passes=[num_layers], sizes=sizes))
     tuning = plan.tuning(options.backbone_epochs, options.backbone_lrs[0])

@@ -3,13 +3,7 @@
 import numpy as np
 import pytest
 
-from papers.exits.compute.budgets import (
-    cumulative_cost,
-    leave,
-    pick,
-    practical,
-    threshold_within,
-)
+from papers.exits.compute.budgets import leave, pick, practical, threshold_within
 from papers.exits.compute.in_use import InUse
 from tests.conftest import cases_of
 
@@ -54,15 +48,11 @@ def test_practical_beside_a_better_one(right: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize(("budget", "exit"), CASES["picks"])
-def test_pick(budget: float, exit: int | None) -> None:
+def test_pick(budget: float, exit: int) -> None:
     """The cheaper one of equals; scores may be negative errors."""
     cost = np.array([4, 1, 2, 3])
     for scores in ([0.9, 0.5, 0.7, 0.7], [-1, -9, -5, -5]):
         assert pick(cost, np.array(scores), budget) == exit
-
-
-def test_cumulative_cost() -> None:
-    assert cumulative_cost(np.array([10, 20, 30]), np.array([1, 2, 4])).tolist() == [10, 21, 33]
 
 
 def test_leave() -> None:

@@ -279,8 +279,8 @@ def test_reporting_images_say_which_exit_is_practical(bench: Bench, tmp_path: Pa
     trained = []
     for depth in (1, 2):
         answered = {
-            (part, "arbitrary"): exits.Answered(np.full(50, 0.9), scores[part, depth])
-            for part in ("judge", "report")
+            name: exits.Answered(np.full(50, 0.9), scores[part, depth])
+            for name, part in (("judge", "judge"), ("arbitrary", "report"))
         }
         trained.append(exits.Exit("mlp", depth, 0.01, 3, {}, answered))
     flops = count_exits(bench.pico, 12, ("mlp",), SIZES)

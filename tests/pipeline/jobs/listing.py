@@ -7,7 +7,6 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from papers.exits.compute.plan import Plan as Exits
-from papers.exits.compute.plan import Task
 from papers.inversion.compute.plan import Plan as Inversion
 from papers.layershuffle.compute.plan import Analyses, Evaluations
 from papers.layershuffle.section import LOGISTIC
@@ -29,10 +28,9 @@ def listed(params: Params) -> Listed:
     """The jobs by kind and title, but those that start from another of their stage."""
     pretrain, refine = Plan(params, Pretrain), Plan(params, Finetune)
     exits, smoothing, inversion = Exits(params), Smoothing(params), Inversion(params)
-    task = Task(params.dataset, exits.data, {seed: exits.start(seed) for seed in exits.seeds})
     branches = exits.options.branches
-    steps = [*exits.control(task), *exits.at_placements(task, "end_to_end", branches)]
-    steps += exits.at_placements(task, "layer_wise", exits.options.layer_wise_branches)
+    steps = [*exits.control(), *exits.at_placements("end_to_end", branches)]
+    steps += exits.at_placements("layer_wise", exits.options.layer_wise_branches)
     evaluations = Evaluations(params)
     questions = Questions(params)
     questions.options = questions.options.model_copy(update={"common": {}})
@@ -51,10 +49,10 @@ def listed(params: Params) -> Listed:
         "evaluation": [job for (_, name, _), job in evaluations.jobs().items() if name != LOGISTIC],
         "regression": [evaluations.regress()],
         "analysis": Analyses(params).jobs().values(),
-        "branches": [each.job for each in exits.frozen_variants(task)],
-        "costs": [exits.costs(task)],
+        "branches": exits.frozen().values(),
+        "costs": [exits.costs()],
         "exits": [job for each in steps for job in each.jobs],
-        "head": [exits.head_for(task, seed) for seed in exits.seeds],
+        "head": [exits.head_for(seed) for seed in exits.seeds],
         "smoothing": [smoothing.trained(model).job for model in smoothing.models()],
         "profiles": [
             each.job for each in smoothing.profiles([*smoothing.references(), *smoothing.refined()])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from papers.exits.compute.plan import Plan, Task
+from papers.exits.compute.plan import Plan
 from papers.exits.section import Exits
 from pipeline.config.params import Params
 from pipeline.config.sections import Distributed
@@ -115,10 +115,9 @@ def test_trainings_with_exits_know_how_many_processes_they_have(
 ) -> None:
     """End to end, layer-wise, the control. Their keys differ from one process's."""
     plan = stage(distributed)
-    task = Task("bars", prepared, {0: Path("outs/pretrain/seed_0/weights.safetensors")})
-    found = plan.control(task)
+    found = plan.control()
     for strategy in ("end_to_end", "layer_wise"):
-        found += plan.at_placements(task, strategy, ["mlp"])
+        found += plan.at_placements(strategy, ["mlp"])
     jobs = [job for each in found for job in each.jobs]
     assert {
         (job.config.world_size, job.config.routes)
@@ -127,5 +126,5 @@ def test_trainings_with_exits_know_how_many_processes_they_have(
     } == {identity}
     assert len(jobs) == len([job for job in jobs if isinstance(job.config, TrainConfig)]) > 2
     if distributed is TWO:
-        alone = {job.key for each in stage(ONE).control(task) for job in each.jobs}
+        alone = {job.key for each in stage(ONE).control() for job in each.jobs}
         assert not alone & {job.key for job in jobs}
