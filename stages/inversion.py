@@ -20,7 +20,8 @@ def main() -> None:
     if trainings:
         show_values("inversion, trainings", stage.params.scratch_values(Inversion))
         threads = stage.params.scratch_training(Inversion).threads
-        stage.train(list(trainings.values()), threads, then="inversions of the models")
+        jobs = [job for seeds in trainings.values() for job in seeds.values()]
+        stage.train(jobs, threads, then="inversions of the models")
     models = plan.subjects()
     inversions, class_images = plan.inversions(models), plan.class_images(models)
     stage.run([*inversions.values(), *class_images.values()])

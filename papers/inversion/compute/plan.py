@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,8 +14,6 @@ from papers.inversion.section import (
     Inversion,
     InversionConfig,
     InversionMeasure,
-    Part,
-    Transplant,
 )
 from pipeline.config.paper import Work
 from pipeline.config.params import Params
@@ -30,37 +27,31 @@ from pipeline.jobs.plan import Plan as BasePlan
 
 INVERT = "papers.inversion.compute.descent:measure"
 MAXIMISE = "papers.inversion.compute.class_images:measure"
-Key = tuple[str, str, str, str, str, int]
 
 
 class Subject(NamedTuple):
-    """One model that is looked into, and how."""
+    """One model that is looked into, and how: the KEYS of the section."""
 
     family: str
     weights: str  # "trained", "untrained", or a variant of params.yaml
+    edit: str  # "none", "without residuals+mlp", "with patch_embed" (of the trained model)
+    order: Order
+    optimiser: str  # "" for class images
     seed: int
-    ablation: tuple[Part, ...] = ()  # taken out
-    transplant: tuple[Transplant, ...] = ()  # put in, from the trained model
-    order: Order = "sequential"
-    optimiser: str = ""  # "" for class images
 
-    @property
-    def edit(self) -> str:
-        """ "none", "without residuals+mlp", "with patch_embed"."""
-        if self.ablation:
-            return f"without {'+'.join(self.ablation)}"
-        if self.transplant:
-            return f"with {'+'.join(self.transplant)}"
-        return NO_EDIT
-
-    @property
-    def key(self) -> Key:
-        """What tells it apart in results/: KEYS of the section."""
-        return self.family, self.weights, self.edit, self.order, self.optimiser, self.seed
+    def parts(self, word: str) -> list[Any]:
+        """The parts that were taken out ("without") or put in ("with")."""
+        how, _, parts = self.edit.partition(" ")
+        return parts.split("+") if how == word else []
 
     def __str__(self) -> str:
         edit = "" if self.edit == NO_EDIT else f" {self.edit}"
         return f"{self.family} {self.weights}{edit} seed {self.seed}"
+
+
+def plain(family: str, weights: str, seed: int) -> Subject:
+    """A model as it is, in its original order."""
+    return Subject(family, weights, NO_EDIT, "sequential", "", seed)
 
 
 class Plan(BasePlan):
@@ -79,13 +70,12 @@ class Plan(BasePlan):
         preset = family_preset(self.params, family)
         return self.training(f"inversion_{family}", PLAIN, options, seed, preset=preset)
 
-    def trainings(self) -> dict[tuple[str, int], Job]:
+    def trainings(self) -> dict[str, dict[int, Job]]:
         """The trainings from scratch, by family and seed."""
         jobs = {}
         for family in self.options.families:
             if not self.is_own(family):
-                for seed in self.seeds:
-                    jobs[family, seed] = self.training_of(family, seed)
+                jobs[family] = {seed: self.training_of(family, seed) for seed in self.seeds}
         return jobs
 
     def subjects(self) -> list[Subject]:
@@ -98,12 +88,12 @@ class Plan(BasePlan):
             for seed in self.seeds:
                 if not self.is_own(family) or seed in self.params.starts:
                     for weights in (TRAINED, UNTRAINED):
-                        subjects.append(Subject(family, weights, seed))
+                        subjects.append(plain(family, weights, seed))
         return subjects
 
     def file_of(self, subject: Subject) -> Path | None:
         """The weights of a model whose training has ended; None if it is untrained."""
-        family, weights, seed = subject[:3]
+        family, weights, *_, seed = subject
         if weights == UNTRAINED:
             return None
         if weights != TRAINED:
@@ -116,18 +106,19 @@ class Plan(BasePlan):
         """The variants that are looked into, and the untrained chosen model, once a seed."""
         variants = self.options.variants
         names = [UNTRAINED, *variants] if variants else []
-        return [Subject(self.params.model, name, seed) for name in names for seed in self.seeds]
+        return [plain(self.params.model, name, seed) for name in names for seed in self.seeds]
 
     def edited(self, models: Sequence[Subject]) -> list[Subject]:
         """Models with parts taken out, and untrained ones with parts of the trained ones."""
+        untrained = [model for model in models if model.weights == UNTRAINED]
         edited = []
-        for model in models:
-            for parts in self.options.ablations.get(model.family, ()):
-                edited.append(model._replace(ablation=tuple(parts)))
-        for model in models:
-            if model.weights == UNTRAINED:
-                for parts in self.options.transplants.get(model.family, ()):
-                    edited.append(model._replace(transplant=tuple(parts)))
+        for word, targets, parts_of in (
+            ("without", models, self.options.ablations),
+            ("with", untrained, self.options.transplants),
+        ):
+            for model in targets:
+                for parts in parts_of.get(model.family, ()):
+                    edited.append(model._replace(edit=f"{word} {'+'.join(parts)}"))
         return edited
 
     def inverted(self, models: Sequence[Subject]) -> list[Subject]:
@@ -148,17 +139,16 @@ class Plan(BasePlan):
         # The chosen model may be a family too: its untrained model is then listed twice.
         return list(dict.fromkeys(chosen))
 
-    def inversions(self, models: Sequence[Subject]) -> dict[Key, Job]:
+    def inversions(self, models: Sequence[Subject]) -> dict[Subject, Job]:
         """The jobs of what is inverted."""
         jobs = {}
         for subject in self.inverted(models):
-            donor = None
-            if subject.transplant:
-                donor = self.file_of(subject._replace(weights=TRAINED))
+            transplant = subject.parts("with")
+            donor = self.file_of(subject._replace(weights=TRAINED)) if transplant else None
             title = f"{subject}, {subject.optimiser}"
             if subject.order != "sequential":
                 title += f", {subject.order}"
-            jobs[subject.key] = self._measurement(
+            jobs[subject] = self._measurement(
                 subject,
                 title,
                 INVERT,
@@ -168,8 +158,8 @@ class Plan(BasePlan):
                 descent=self.options.optimisers[subject.optimiser],
                 alone=subject.order == "sequential" and subject.edit == NO_EDIT,
                 order=subject.order,
-                ablation=list(subject.ablation),
-                transplant=list(subject.transplant),
+                ablation=subject.parts("without"),
+                transplant=transplant,
                 donor_sha256=self.digest_of(donor),
             )
         return jobs
@@ -184,13 +174,13 @@ class Plan(BasePlan):
         **options: Any,
     ) -> Job:
         """A job on one model; `others` are its inputs beside the model's weights."""
-        family, weights, seed = subject[:3]
+        family, weights, *_, seed = subject
         file = self.file_of(subject)
         variant = self.params.all_variants.get(weights, PLAIN)
         preset = family_preset(self.params, family)
-        fields = self.fields(f"{family}_{weights}", variant, file, preset)
+        fields = self.fields(f"{family}_{weights}", variant, file, preset) | {"seed": seed}
         inputs = {"data": self.data, "weights": file, **others}
-        return Job(title, function, config(**fields, seed=seed, **options), inputs)
+        return Job(title, function, config(**fields, **options), inputs)
 
     def trained(self, models: Sequence[Subject]) -> list[Subject]:
         """Trained models and variants."""
@@ -203,7 +193,7 @@ class Plan(BasePlan):
         origin = self.start(model.seed).with_name(ORIGIN)
         return origin.is_file() and read_json(origin)["head"] == "fresh"
 
-    def class_images(self, models: Sequence[Subject]) -> dict[Key, Job]:
+    def class_images(self, models: Sequence[Subject]) -> dict[Subject, Job]:
         """Class-maximising inputs of the trained models whose head knows the classes.
 
         The next seed's training judges them, if there is one.
@@ -216,7 +206,7 @@ class Plan(BasePlan):
             seeds = [other for other in trained if other[:2] == model[:2]]
             judge = seeds[(seeds.index(model) + 1) % len(seeds)]
             file = self.file_of(judge) if judge != model else None
-            jobs[model.key] = self._measurement(
+            jobs[model] = self._measurement(
                 model,
                 f"class images of {model}",
                 MAXIMISE,
@@ -233,13 +223,12 @@ def list_work(params: Params, num_layers: int) -> list[Work]:
     plan = Plan(params)
     options = plan.options
     subjects = plan.subjects()
-    work = partial(Work, "inversion")
     training = params.scratch_training(Inversion)
     works = []
     for family in options.families:
         if not plan.is_own(family):
             preset = family_preset(params, family)
-            works.append(work("trainings", len(plan.seeds), preset, training=training))
+            works.append(Work("inversion", "trainings", len(plan.seeds), preset, training=training))
     inverted = Counter((each.family, each.optimiser) for each in plan.inverted(subjects))
     for (family, optimiser), models in inverted.items():
         preset = family_preset(params, family)
@@ -247,12 +236,16 @@ def list_work(params: Params, num_layers: int) -> list[Work]:
         layers = _depth(preset, num_layers)
         depths = options.depths or [1, layers // 3, 2 * layers // 3, layers]
         passes = depths * (2 * descent.steps * len(descent.lrs))
-        works.append(work("inputs", models, preset, passes=passes, images=options.images))
+        works.append(
+            Work("inversion", "inputs", models, preset, passes=passes, images=options.images)
+        )
     classes = params.dataset_preset.num_classes
     for family, models in Counter(model.family for model in plan.trained(subjects)).items():
         preset = family_preset(params, family)
         passes = [_depth(preset, num_layers)] * (2 * options.class_images.steps)
-        works.append(work("class images", models, preset, passes=passes, images=classes))
+        works.append(
+            Work("inversion", "class images", models, preset, passes=passes, images=classes)
+        )
     return works
 
 

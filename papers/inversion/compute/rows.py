@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from papers.inversion.compute.plan import Key, Plan
+from papers.inversion.compute.plan import Plan, Subject
 from papers.inversion.section import KEYS, Inversion
 from pipeline.config.params import Params
 from pipeline.files import read_json, write_json
@@ -17,13 +17,12 @@ from pipeline.jobs.rows import write_results
 from pipeline.training.gather import gather_trainings
 
 OUT = Path("outs/inversion")
-INDEX = ["file", "kind", "dataset", "model", *KEYS]
 CLASS_KEYS = ["family", "weights", "seed"]
 CLASS_COLUMNS = ["class", "probability", "judge_probability", "judge_sees"]
 TRAINING_COLUMNS = ["dataset", "model", "family", "seed", "accuracy"]
 
 
-def gather_class_images(plan: Plan, jobs: Mapping[Key, Job]) -> pd.DataFrame:
+def gather_class_images(plan: Plan, jobs: Mapping[Subject, Job]) -> pd.DataFrame:
     """The rows of finished class images, a row a class; none where no head knows the classes."""
     if not jobs:
         return pd.DataFrame(columns=["dataset", "model", *CLASS_KEYS, *CLASS_COLUMNS])
@@ -32,17 +31,17 @@ def gather_class_images(plan: Plan, jobs: Mapping[Key, Job]) -> pd.DataFrame:
 
 
 def gather_arrays(
-    inversions: Mapping[Key, Job], class_images: Mapping[Key, Job], out: Path
+    inversions: Mapping[Subject, Job], class_images: Mapping[Subject, Job], out: Path
 ) -> None:
     """Copy the arrays of finished jobs to `out`, and write which file is whose."""
     out.mkdir(parents=True, exist_ok=True)
     index: list[dict[str, Any]] = []
     for kind, jobs in (("inversion", inversions), ("class_images", class_images)):
-        for key, job in jobs.items():
+        for subject, job in jobs.items():
             file = f"{len(index):03}.npz"
             shutil.copyfile(job.folder / ARRAYS, out / file)
-            values = (file, kind, job.config.dataset, job.config.model_name, *key)
-            index.append(dict(zip(INDEX, values, strict=True)))
+            cell = {"dataset": job.config.dataset, "model": job.config.model_name}
+            index.append({"file": file, "kind": kind} | cell | subject._asdict())
     write_json(out / "index.json", index)
 
 
@@ -67,9 +66,9 @@ def about(params: Params) -> dict[str, Any]:
 
 def keep(
     plan: Plan,
-    trainings: Mapping[tuple[str, int], Job],
-    inversions: Mapping[Key, Job],
-    class_images: Mapping[Key, Job],
+    trainings: Mapping[str, Mapping[int, Job]],
+    inversions: Mapping[Subject, Job],
+    class_images: Mapping[Subject, Job],
 ) -> list[Path]:
     """Write results/ (inversion.csv, class_images.csv, inversion.json) and outs/inversion/.
 
@@ -84,8 +83,7 @@ def keep(
     gather_arrays(inversions, class_images, OUT / "arrays")
     folders = []
     accuracies = []
-    for family in dict.fromkeys(family for family, _ in trainings):
-        jobs = {seed: job for (name, seed), job in trainings.items() if name == family}
+    for family, jobs in trainings.items():
         folder = OUT / f"inversion_{family}"
         gather_trainings(jobs, folder, plan.judge)
         folders.append(folder)

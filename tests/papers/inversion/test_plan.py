@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from papers import PAPERS
-from papers.inversion.compute.plan import Key, Plan
+from papers.inversion.compute.plan import Plan, Subject
 from papers.inversion.compute.rows import gather_arrays, gather_class_images, keep
 from papers.inversion.gallery import Gallery
 from papers.inversion.section import KEYS, Inversion
@@ -26,6 +26,15 @@ CASES = cases_of(__file__)
 SECTION = CASES["section"]
 DIGEST = cache(code_digest)
 Make = Callable[..., Plan]
+
+
+def trainings_of(plan: Plan) -> dict[tuple[str, int], Job]:
+    """The trainings from scratch, by family and seed."""
+    jobs = {}
+    for family, seeds in plan.trainings().items():
+        for seed, job in seeds.items():
+            jobs[family, seed] = job
+    return jobs
 
 
 @pytest.fixture
@@ -57,7 +66,7 @@ def make(params: Params, prepared: Path, tmp_path: Path, monkeypatch: pytest.Mon
                 values[name] = value
         changed = whole(PAPERS).model_validate(values)
         plan = Plan(changed, prepared, tmp_path / "finetune", tmp_path / "pretrain")
-        for job in plan.trainings().values():
+        for job in trainings_of(plan).values():
             leave_weights(job.folder, job.key)
         return plan
 
@@ -67,7 +76,7 @@ def make(params: Params, prepared: Path, tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_training_a_family_and_seed(make: Make) -> None:
     """None of the chosen model; options are those of `pretrain` with `training` above them."""
     plan = make()
-    jobs = plan.trainings()
+    jobs = trainings_of(plan)
     assert list(jobs) == [(family, seed) for family in ("vit", "mixer") for seed in (0, 1)]
     assert len({job.key for job in jobs.values()}) == 4
     for (family, seed), job in jobs.items():
@@ -95,7 +104,7 @@ def test_seeds(make: Make) -> None:
 @pytest.mark.parametrize(("protocol", "judge"), [("paper", "validation"), ("heldout", "heldout")])
 def test_models_and_their_weights(make: Make, tmp_path: Path, protocol: str, judge: str) -> None:
     plan = make({"variants": ["baseline", "ls"]}, protocol=protocol)
-    trainings = plan.trainings()
+    trainings = trainings_of(plan)
     name = weights_file(judge)
     files: dict[tuple[str, str], Path] = {
         ("own", "trained"): tmp_path / "pretrain" / "seed_0" / "weights_heldout.safetensors",
@@ -121,21 +130,27 @@ def test_what_is_inverted(make: Make) -> None:
     jobs = plan.inversions(own)
     assert [job.title for job in jobs.values()] == CASES["inversions"]
     trained = {model.seed: plan.file_of(model) for model in own[:4] if model.weights == "trained"}
-    for subject in plan.inverted(own):
-        job = jobs[subject.key]
+    assert list(jobs) == plan.inverted(own)
+    for subject, job in jobs.items():
         config: Any = job.config
         assert job.title.startswith(f"{subject}, {subject.optimiser}")
-        keys = (subject.family, subject.weights, subject.edit, subject.order, subject.optimiser)
-        assert subject.key == (*keys, subject.seed)
         options = config.options
         assert (options.images, options.depths, options.seed) == (2, [1, 2], 11)
         assert config.descent == plan.options.optimisers[subject.optimiser]
         assert (config.seed, config.order) == (subject.seed, subject.order)
-        assert tuple(config.ablation) == subject.ablation
-        assert tuple(config.transplant) == subject.transplant
+        assert (
+            subject.edit
+            == {
+                (): "none",
+                ("residuals", "mlp"): "without residuals+mlp",
+                ("norms",): "without norms",
+                ("patch_embed", "norm1"): "with patch_embed+norm1",
+            }[(*config.ablation, *config.transplant)]
+        )
+        assert not (config.ablation and config.transplant)
         assert config.alone == (subject.edit == "none" and subject.order == "sequential")
         file = plan.file_of(subject)
-        donor = trained[subject.seed] if subject.transplant else None
+        donor = trained[subject.seed] if config.transplant else None
         assert config.weights_sha256 == (sha256(file) if file else None)
         assert config.donor_sha256 == (sha256(donor) if donor else None)
         inputs = {"data": plan.data, "weights": file, "donor": donor}
@@ -148,7 +163,7 @@ def test_the_chosen_model_as_a_family_is_inverted_once(make: Make, params: Param
     jobs = plan.inversions(plan.subjects())
     titles = {job.title for job in jobs.values()}
     assert len(titles) == len({job.key for job in jobs.values()}) == len(jobs)
-    adam = [key for key in jobs if "adam" in key]
+    adam = [subject for subject in jobs if subject.optimiser == "adam"]
     assert len(adam) == 1 + 2 * 2 + 2 * 2  # trained; untrained and ls in both orders
 
 
@@ -156,7 +171,7 @@ def keys(plan: Plan) -> dict[str, dict[str, str]]:
     """Keys of the jobs by kind and title."""
     own = plan.subjects()
     jobs = {
-        "trainings": plan.trainings(),
+        "trainings": trainings_of(plan),
         "inversions": plan.inversions(own),
         "class images": plan.class_images(own),
     }
@@ -218,9 +233,9 @@ class Finished(NamedTuple):
     """A plan whose jobs have ended."""
 
     plan: Plan
-    trainings: dict[tuple[str, int], Job]
-    inversions: dict[Key, Job]
-    class_images: dict[Key, Job]
+    trainings: dict[str, dict[int, Job]]
+    inversions: dict[Subject, Job]
+    class_images: dict[Subject, Job]
 
 
 @pytest.fixture
@@ -241,7 +256,7 @@ def finished(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fin
             rows |= {"judge_probability": [0.1, np.nan], "judge_sees": ["NA", "None"]}
         pd.DataFrame(rows).to_csv(folder / ROWS, index=False)
         np.savez(folder / ARRAYS, found=np.full(3, number))
-    for number, job in enumerate(trainings.values()):
+    for number, job in enumerate(trainings_of(plan).values()):
         epochs = [(0.9, 2.0), (number / 8, 1.0), (0.8, 3.0)]  # the second has the lowest loss
         history = []
         for epoch, (accuracy, loss) in enumerate(epochs, 1):
@@ -278,7 +293,7 @@ def test_rows(finished: Finished) -> None:
     none = gather_class_images(finished.plan, {})
     assert list(none.columns) == list(rows.columns)
     rows = read_rows(RESULTS / "inversion_trainings.csv")
-    assert list(zip(rows["family"], rows["seed"], strict=True)) == list(finished.trainings)
+    assert list(zip(rows["family"], rows["seed"], strict=True)) == list(trainings_of(finished.plan))
     assert rows["accuracy"].tolist() == [0, 1 / 8, 2 / 8, 3 / 8]
 
 

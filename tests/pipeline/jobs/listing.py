@@ -59,7 +59,9 @@ def listed(params: Params) -> Listed:
         "profiles": [
             each.job for each in smoothing.profiles([*smoothing.references(), *smoothing.refined()])
         ],
-        "inversion trainings": inversion.trainings().values(),
+        "inversion trainings": [
+            job for seeds in inversion.trainings().values() for job in seeds.values()
+        ],
         "inversion": inversion.inversions([]).values(),
         "painters": Painters(params).jobs().values(),
         "nodes": Nodes(params).jobs().values(),
