@@ -20,10 +20,11 @@ def main() -> None:
     if trainings:
         show_values("inversion, trainings", stage.params.scratch_values(Inversion))
         threads = stage.params.scratch_training(Inversion).threads
-        stage.train(list(trainings.values()), threads, then="inversions of the models")
-    models = plan.models(trainings)
+        jobs = [job for seeds in trainings.values() for job in seeds.values()]
+        stage.train(jobs, threads, then="inversions of the models")
+    models = plan.subjects()
     inversions, class_images = plan.inversions(models), plan.class_images(models)
-    stage.run([task.job for task in (*inversions, *class_images)])
+    stage.run([*inversions.values(), *class_images.values()])
     for folder in keep(plan, trainings, inversions, class_images):
         stage.tracker.training(folder)
     stage.results("inversion")

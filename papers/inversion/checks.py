@@ -38,8 +38,7 @@ def build(params: Params, backbone: Any) -> Iterator[str]:
 
     options = params.resolve(Inversion)
     num_layers = [len(backbone.blocks)]
-    trained = [name for name, family in options.families.items() if family.timm]
-    for name in dict.fromkeys([*trained, *options.ablations, *options.transplants]):
+    for name in options.families:
         preset = family_preset(params, name).model_copy(update={"init_std": None})
         try:
             model = create_backbone(preset, 1)

@@ -39,17 +39,7 @@ class Gallery:
             rows = rows[rows[key] == value]
         first = rows.groupby(["family", "weights"], sort=False)["seed"].transform("first")
         entries = []
-        for row in rows[rows["seed"] == first].to_dict("records"):
-            keys = {key: row[key] for key in KEYS}
-            entries.append(Entry(**keys, arrays=read_arrays(self.folder / row["file"])))
+        shown: Any = rows.loc[rows["seed"] == first, [*KEYS, "file"]]
+        for *values, file in shown.itertuples(index=False):
+            entries.append(Entry(*values, read_arrays(self.folder / file)))
         return entries
-
-
-def picture_of(values: np.ndarray) -> np.ndarray:
-    """Convert (C, H, W), clipped to [0, 1], to a picture.
-
-    Returns:
-        (H, W, 3) of three channels, else (H, W), the grey of their mean.
-    """
-    clipped = np.clip(values.astype(np.float32), 0, 1)
-    return clipped.transpose(1, 2, 0) if len(clipped) == 3 else clipped.mean(0)

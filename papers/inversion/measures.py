@@ -38,8 +38,8 @@ def points(
     optimiser: str = "adam",
 ) -> pd.DataFrame:
     """The rows of one model, with the ratios of :func:`with_ratios`. Raises NotRun without any."""
-    where = {"family": family, "weights": weights, "edit": edit}
-    rows = e.rows("inversion", "inversions are", **where, order=order, optimiser=optimiser)
+    where = {"family": family, "weights": weights, "edit": edit, "order": order}
+    rows = e.rows("inversion", "inversions are", **where, optimiser=optimiser)
     if rows.empty:
         names = [family, e.label(weights), edit, f"{order} order", optimiser]
         names = [name for name in names if name != NO_EDIT]
@@ -64,7 +64,7 @@ def at(rows: pd.DataFrame, point: str | int, column: str) -> np.ndarray:
 
 def clearness(
     e: Evidence,
-    point: int,
+    point: str | int,
     weights: str,
     family: str = "vit",
     edit: str = NO_EDIT,
@@ -121,10 +121,10 @@ def embedding_gain(e: Evidence) -> np.ndarray:
     Raises:
         NotComparable: the embedding is as wide as a patch has values, or both inputs are found.
     """
-    trained, untrained = (points(e, e.cell["model"], name) for name in (BASELINE, UNTRAINED))
-    if trained["overcomplete"].any():
+    model = {"family": e.cell["model"], "weights": BASELINE}
+    if points(e, **model)["overcomplete"].any():
         raise NotComparable("the patch embedding is as wide as a patch has values")
-    return lead(at(trained, PATCHES, PIXELS), at(untrained, PATCHES, PIXELS))
+    return clearer(e, {"weights": UNTRAINED}, point=PATCHES, **model)
 
 
 def patterned_filters(e: Evidence) -> np.ndarray:
@@ -134,11 +134,10 @@ def patterned_filters(e: Evidence) -> np.ndarray:
 
 def plain_training(e: Evidence, family: str) -> np.ndarray:
     """Accuracy above chance, trained without residual connections, in % of that with them."""
-    rows = e.rows("inversion_trainings", "trainings are")
     accuracies = []
     for name in (family + PLAIN, family):
-        of_family = rows[rows["family"] == name]
-        accuracies.append(100 * e.by_seed(of_family, "accuracy", f"the training of {name}"))
+        rows = e.rows("inversion_trainings", "trainings are", family=name)
+        accuracies.append(100 * e.by_seed(rows, "accuracy", f"the training of {name}"))
     return e.excess(*accuracies)
 
 
@@ -181,7 +180,7 @@ def non_unique(e: Evidence) -> Counts:
     """
     rows = points(e, "vit", UNTRAINED, "without residuals+mlp")
     met = rows[rows[EMBEDDING] < e.read("inversion")["met"]]
-    images = met[met["point"] == f"{FIRST}1"].groupby("seed")["image"].nunique()
+    images = met[met["point"] == f"{FIRST}1"].groupby("seed").size()
     if len(images) < rows["seed"].nunique():
         raise NothingToTell("the descent meets no output: whether another input does is open")
     another = at(met.assign(another=met["verdict"] == "non-unique"), 0, "another")
@@ -218,14 +217,12 @@ def reordered(e: Evidence) -> np.ndarray:
 
 def recognised(e: Evidence) -> Counts:
     """The share in % of class images whose class another training of the ViT sees, less chance."""
-    rows = e.table("class_images")
-    if len(rows):
-        rows = rows[(rows["family"] == "vit") & (rows["weights"] == TRAINED)]
+    what = "class images of two trainings of a ViT are"
+    rows = e.rows("class_images", what, family="vit", weights=TRAINED)
     if rows.empty or rows["judge_sees"].isna().any():
-        raise NotRun("class images of two trainings of a ViT are not among the results")
+        raise NotRun(f"{what} not among the results")
     right = (rows["judge_sees"] == rows["class"]).groupby(rows["seed"], sort=False).mean()
-    step = 100 / e.table("class_images")["class"].nunique()
-    return Counts(100 * right.to_numpy() - e.chance, step)
+    return Counts(100 * right.to_numpy() - e.chance, step=100 / rows["class"].nunique())
 
 
 MEASURES = {

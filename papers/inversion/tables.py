@@ -1,6 +1,7 @@
 """The table of inversion: distances beside the yardstick, and the verdict on every layer."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from typing import Any
 
 import pandas as pd
 
@@ -57,36 +58,34 @@ def name_edit(edit: str) -> str:
     return edit.replace("+", " and ").replace("with ", "with trained ")
 
 
+def name_optimiser(optimiser: str) -> str:
+    """An optimiser in words: "gradient descent"; its key if it has none."""
+    return OPTIMISERS.get(optimiser, optimiser)
+
+
 def name_model(weights: str, edit: str, order: str) -> str:
     """Weights, edit and order in words: "trained, without attention"."""
     names = [weights, name_edit(edit), f"{order} order" if order != "sequential" else ""]
     return ", ".join(name for name in names if name)
 
 
-def count_seeds(counts: Iterable[int]) -> str:
-    """Numbers of seeds in words: "1 seed", "1 or 2 seeds"."""
-    numbers = sorted(set(counts))
-    noun = "seed" if numbers == [1] else "seeds"
-    return f"{' or '.join(map(str, numbers))} {noun}"
-
-
 def verdict_table(numbers: pd.DataFrame, label: Callable[[str], str]) -> pd.DataFrame:
     """The texts of the table, a row a model and point."""
-    rows = []
-    for row in numbers.itertuples():
-        rows.append(
-            {
-                "model": row.family,
-                "weights": name_model(label(str(row.weights)), str(row.edit), str(row.order)),
-                "point": name_point(str(row.point)),
-                "optimiser": OPTIMISERS.get(str(row.optimiser), str(row.optimiser)),
-                "embedding / yardstick": f"{row.embedding_ratio:.3f}",
-                "input / yardstick": f"{row.input_ratio:.2f}",
-                "tokens / yardstick": f"{row.token_ratio:.2f}",
-                "pixel correlation": f"{row.pixel_correlation:.3f}",
-                "verdict": f"{row.verdict} ({row.count}/{row.n})",
-            }
-        )
+    named: Any = numbers.itertuples()
+    rows = [
+        {
+            "model": row.family,
+            "weights": name_model(label(row.weights), row.edit, row.order),
+            "point": name_point(row.point),
+            "optimiser": name_optimiser(row.optimiser),
+            "embedding / yardstick": f"{row.embedding_ratio:.3f}",
+            "input / yardstick": f"{row.input_ratio:.2f}",
+            "tokens / yardstick": f"{row.token_ratio:.2f}",
+            "pixel correlation": f"{row.pixel_correlation:.3f}",
+            "verdict": f"{row.verdict} ({row.count}/{row.n})",
+        }
+        for row in named
+    ]
     return pd.DataFrame(rows)
 
 
@@ -94,10 +93,12 @@ def write(results: Results, params: Params) -> dict[str, str]:
     """Write inversion_table from the result files: csv, md and tex. Returns captions by title."""
     rows = results.table("inversion")
     numbers = inversion_numbers(rows)
+    counts = sorted(set(numbers["seeds"]))
+    seeds = " or ".join(map(str, counts))
     caption = CAPTIONS["table"].format(
         **results.read("inversion"),
         images=rows["image"].nunique(),
-        seeds=count_seeds(numbers["seeds"]),
+        seeds=f"{seeds} seed" if counts == [1] else f"{seeds} seeds",
         data=", ".join(dict.fromkeys(rows["dataset"])),
     )
     table = verdict_table(numbers, results.label)

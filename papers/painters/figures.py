@@ -39,7 +39,7 @@ def draw_strategies(figures: Figures, rows: pd.DataFrame, loops: int, chance: fl
     Returns:
         The caption.
     """
-    variants = list(dict.fromkeys(rows["variant"]))
+    variants = rows["variant"].unique()
     kinds = [kind for kind in KINDS if kind in set(rows["kind"])]
     treated = np.sort(rows["treated"].unique())
     figure, axes = figures.panels(
@@ -68,10 +68,8 @@ def draw_strategies(figures: Figures, rows: pd.DataFrame, loops: int, chance: fl
 
 
 def draw(results: Results, params: Params) -> dict[str, str]:
-    """Draw the figure if there are rows. Returns captions by title."""
+    """Draw the figure. Returns captions by title."""
     rows = results.table("painters")
-    if rows.empty:
-        return {}
     figures = Figures.of(results, params)
     loops = params.resolve(Painters).loops
     return {"Painters": draw_strategies(figures, rows, loops, results.chance)}

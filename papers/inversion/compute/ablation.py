@@ -6,12 +6,18 @@ Source: representation, "Ablations" and "Transplants".
 from collections.abc import Collection
 from typing import Any
 
-import torch
 from timm.models.mlp_mixer import MixerBlock, ResBlock
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from pipeline.errors import UserError
+
+# How the names of a part's tensors begin; mixers call their patch embedding stem
+PREFIXES = {
+    "patch_embed": ("patch_embed.", "stem."),
+    "pos_embed": ("pos_embed",),
+    "norm1": ("blocks.0.norm1.",),
+}
 
 
 class Ablated(nn.Module):
@@ -44,34 +50,31 @@ class Ablated(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (B, N, D) -> (B, N, D)."""
-        for part, branch in (("attention", self._tokens), ("mlp", self._channels)):
-            if part in self.without:
-                continue
-            x = branch(x) if "residuals" in self.without else x + branch(x)
+        block = self.block
+        branches = (("attention", block.norm1, self._tokens), ("mlp", block.norm2, self._channels))
+        for part, norm, branch in branches:
+            if part not in self.without:
+                change = branch(x if "norms" in self.without else norm(x))
+                x = change if "residuals" in self.without else x + change
         return x
 
-    def _norm(self, norm: nn.Module, x: Tensor) -> Tensor:
-        return x if "norms" in self.without else norm(x)
-
     def _tokens(self, x: Tensor) -> Tensor:
-        """Run the branch that lets tokens see each other."""
+        """Run what lets tokens see each other."""
         block = self.block
-        x = self._norm(block.norm1, x)
         if isinstance(block, Block):
             return block.drop_path1(block.ls1(block.attn(x)))
+        x = x.transpose(1, 2)
         if isinstance(block, MixerBlock):
-            return block.drop_path(block.mlp_tokens(x.transpose(1, 2)).transpose(1, 2))
-        return block.drop_path(block.ls1 * block.linear_tokens(x.transpose(1, 2)).transpose(1, 2))
+            return block.drop_path(block.mlp_tokens(x).transpose(1, 2))
+        return block.drop_path(block.ls1 * block.linear_tokens(x).transpose(1, 2))
 
     def _channels(self, x: Tensor) -> Tensor:
-        """Run the branch that treats every token alone."""
+        """Run what treats every token alone."""
         block = self.block
-        x = self._norm(block.norm2, x)
         if isinstance(block, Block):
             return block.drop_path2(block.ls2(block.mlp(x)))
-        if isinstance(block, MixerBlock):
-            return block.drop_path(block.mlp_channels(x))
-        return block.drop_path(block.ls2 * block.mlp_channels(x))
+        x = block.mlp_channels(x)
+        return block.drop_path(x if isinstance(block, MixerBlock) else block.ls2 * x)
 
 
 def ablate(backbone: Any, without: Collection[str]) -> None:
@@ -79,8 +82,7 @@ def ablate(backbone: Any, without: Collection[str]) -> None:
     backbone.blocks = nn.Sequential(*(Ablated(block, without) for block in backbone.blocks))
 
 
-@torch.no_grad()
-def transplant(target: Any, source: Any, parts: Collection[str]) -> None:
+def transplant(target: nn.Module, source: nn.Module, parts: Collection[str]) -> None:
     """Copy parts of a timm model to another one of the same architecture.
 
     Args:
@@ -92,27 +94,13 @@ def transplant(target: Any, source: Any, parts: Collection[str]) -> None:
         UserError: the models have no such part.
     """
     for part in parts:
-        old = _find_part(target, part)
-        new = _find_part(source, part)
-        if isinstance(old, nn.Module):
-            old.load_state_dict(new.state_dict())
-        else:
-            old.copy_(new)
-
-
-def patch_embedding(backbone: Any) -> Any:
-    """The module that makes tokens of patches; its `proj` is a strided convolution."""
-    return backbone.stem if hasattr(backbone, "stem") else backbone.patch_embed
-
-
-def _find_part(backbone: Any, name: str) -> Any:
-    if name == "patch_embed":
-        return patch_embedding(backbone)
-    owner = backbone.blocks[0] if name == "norm1" else backbone
-    part = getattr(owner, name, None)
-    if part is None:
-        raise UserError(
-            f"transplants: found {name!r}, accepted: parts that {type(backbone).__name__} has; "
-            "it has none of that name"
-        )
-    return part
+        tensors = {}
+        for name, tensor in source.state_dict().items():
+            if name.startswith(PREFIXES[part]):
+                tensors[name] = tensor
+        if not tensors:
+            raise UserError(
+                f"transplants: found {part!r}, accepted: parts that {type(source).__name__} has; "
+                "it has none of that name"
+            )
+        target.load_state_dict(tensors, strict=False)

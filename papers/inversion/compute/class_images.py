@@ -21,9 +21,8 @@ def gap_gradient(
 ) -> Tensor:
     """The gradient of |C - O(a_i)_i| at images (classes, C, H, W), each at its own class i."""
     gradients: list[Tensor] = []
-    for start in range(0, len(images), options.batch_size):
-        batch = images[start : start + options.batch_size].clone().requires_grad_()
-        classes = torch.arange(start, start + len(batch), device=images.device)
+    for classes in torch.arange(len(images), device=images.device).split(options.batch_size):
+        batch = images[classes].requires_grad_()
         outputs = model(normalise(batch)).gather(1, classes[:, None])
         gap = (options.target - outputs).abs().sum()
         gradients += torch.autograd.grad(gap, batch)
@@ -76,11 +75,9 @@ def maximise(
 
 
 @torch.no_grad()
-def rate(
-    model: RoutedModel, normalise: Normaliser, images: Tensor, classes: int
-) -> tuple[Tensor, Tensor]:
+def rate(model: RoutedModel, normalise: Normaliser, images: Tensor) -> tuple[Tensor, Tensor]:
     """The probability of each image's own class, and the likeliest class: (classes,) each."""
-    probabilities = model(normalise(images))[:, :classes].softmax(1)
+    probabilities = model(normalise(images))[:, : len(images)].softmax(1)
     return probabilities.diagonal(), probabilities.argmax(1)
 
 
@@ -104,16 +101,14 @@ def measure(
     channels, side = input_size(model, config.model)
     shape = (channels, side, side)
     images = maximise(model, normalise, shape, len(names), config.options, config.seed)
-    probability, _ = rate(model, normalise, images, len(names))
+    probability, _ = rate(model, normalise, images)
     rows = pd.DataFrame({"class": names, "probability": probability.cpu().numpy()})
     rows = rows.assign(judge_probability=np.nan, judge_sees="")
     if judge is not None:
         other = build(config.model, len(names), config.variant, judge).to(images.device).eval()
-        probability, seen = rate(other, normalise, images, len(names))
-        rows["judge_probability"] = probability.cpu().numpy()
-        rows["judge_sees"] = [names[i] for i in seen.tolist()]
+        probability, seen = rate(other, normalise, images)
+        sees = [names[i] for i in seen.tolist()]
+        rows = rows.assign(judge_probability=probability.cpu().numpy(), judge_sees=sees)
     rows.to_csv(folder / ROWS, index=False, float_format="%.6g", lineterminator="\n")
-    np.savez_compressed(
-        folder / ARRAYS, images=images.cpu().numpy().astype(np.float16), classes=np.array(names)
-    )
+    np.savez_compressed(folder / ARRAYS, images=images.half().cpu(), classes=names)
     report({"text": f"{len(names)} class images"})

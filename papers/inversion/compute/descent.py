@@ -11,22 +11,20 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torchvision.transforms.functional import gaussian_blur
 
 from lsvit.routed import RoutedModel
-from lsvit.routes import ENDED, Order, Route, arbitrary, generator
-from papers.inversion.compute.ablation import ablate, patch_embedding, transplant
+from lsvit.routes import ENDED, Route, arbitrary, generator, sequential
+from papers.inversion.compute.ablation import ablate, transplant
 from papers.inversion.compute.ratios import EMBEDDING, INPUT, neighbours, with_ratios
 from papers.inversion.section import ClassImagesConfig, Descent, InversionConfig
 from pipeline.jobs.files import ARRAYS, ROWS, read_meta
+from pipeline.models.tokens import patch_embed
 from pipeline.models.weights import build, normalisation
 from pipeline.training.scoring import open_model, open_split
 
-START_MEAN, START_STD = 0.7, 1 / 20  # of the noise that a descent starts from
 KERNEL = [3, 3]  # pixels, of the Gaussian blur
-INVERTIBLE = "invertible here"
-APPROXIMATE = "approximately non-invertible"
-NON_UNIQUE = "non-unique"
 PATTERN = 0.25  # correlation of neighbouring weights above which a filter has a pattern
 
 
@@ -53,58 +51,39 @@ class Normaliser:
         return images * self.std + self.mean
 
 
-class Point(NamedTuple):
-    """A place in a model whose states are inverted."""
-
-    name: str  # "patch_embed", "first 4", "layer 3"
-    depth: int  # layers executed
-    routes: list[Route]  # one an image
-
-
-def make_points(
-    num_layers: int,
-    depths: list[int] | None,
-    alone: bool,
-    order: Order,
-    images: int,
-    seeds: tuple[int, int],
-) -> list[Point]:
+def make_points(num_layers: int, config: InversionConfig) -> dict[str, list[Route]]:
     """The patch embedding, the first layers of a route, and layers alone.
 
     Source: representation, "the first l blocks" and "only that encoder".
 
     Args:
-        num_layers: of the model.
-        depths: numbers of layers to invert after; those that the model does not have are left out.
-            None: 1, a third, two thirds, all.
-        alone: also invert the last layer of each of these depths run right behind the embedding.
-        order: of the layers; in arbitrary order every image has an order of its own.
-        images: how many.
-        seeds: of the orders.
+        num_layers: of the model. Depths that it does not have are left out.
+        config: in arbitrary order every image has an order of its own. Layers alone are the last
+            of each depth's, run right behind the embedding.
+
+    Returns:
+        Routes, one an image, by name: "patch_embed", "first 4", "layer 3".
     """
-    if depths is None:
-        depths = [1, num_layers // 3, 2 * num_layers // 3, num_layers]
+    options = config.options
+    count = options.images
+    depths = options.depths or [1, num_layers // 3, 2 * num_layers // 3, num_layers]
     depths = sorted({depth for depth in depths if 1 <= depth <= num_layers})
-    orders: list[Route] = [tuple(range(num_layers))] * images
-    if order == "arbitrary":
-        draw = generator("inversion", *seeds)
-        orders = [arbitrary(draw, num_layers) for _ in range(images)]
-    points = [Point("patch_embed", 0, [()] * images)]
+    sampler = arbitrary if config.order == "arbitrary" else sequential
+    draw = generator("inversion", options.seed, config.seed)
+    orders = [sampler(draw, num_layers) for _ in range(count)]
+    points: dict[str, list[Route]] = {"patch_embed": [()] * count}
     for depth in depths:
-        points.append(Point(f"first {depth}", depth, [layers[:depth] for layers in orders]))
-    if alone:
+        points[f"first {depth}"] = [layers[:depth] for layers in orders]
+    if config.alone:
         for depth in depths:
-            points.append(Point(f"layer {depth - 1}", 1, [(depth - 1,)] * images))
+            points[f"layer {depth - 1}"] = [(depth - 1,)] * count
     return points
 
 
-def pad_routes(points: list[Point], num_layers: int) -> Tensor:
+def pad_routes(points: dict[str, list[Route]]) -> Tensor:
     """The routes of all points and their images, point by point, padded with -1: (P * I, L)."""
-    table = torch.full((sum(len(point.routes) for point in points), num_layers), ENDED)
-    routes = [route for point in points for route in point.routes]
-    for row, route in enumerate(routes):
-        table[row, : len(route)] = torch.tensor(route, dtype=torch.long)
-    return table
+    routes = [torch.tensor(route, dtype=torch.long) for point in points.values() for route in point]
+    return pad_sequence(routes, batch_first=True, padding_value=ENDED)
 
 
 def read_states(model: RoutedModel, images: Tensor, routes: Tensor) -> Tensor:
@@ -117,13 +96,9 @@ def read_states(model: RoutedModel, images: Tensor, routes: Tensor) -> Tensor:
         return model.tokens(images, routes)
     if is_empty.all():
         return model.embed(images)
-    running = (~is_empty).nonzero()[:, 0]
-    embedded = is_empty.nonzero()[:, 0]
-    order = torch.cat([running, embedded]).to(images.device)
-    states = [
-        model.tokens(images[order[: len(running)]], routes[running]),
-        model.embed(images[order[len(running) :]]),
-    ]
+    embedded = is_empty.to(images.device)
+    states = [model.tokens(images[~embedded], routes[~is_empty]), model.embed(images[embedded])]
+    order = embedded.argsort(stable=True)  # of the images in `states`
     return torch.cat(states)[order.argsort()]
 
 
@@ -178,12 +153,9 @@ def yardstick(
     for _ in range(draws):
         noise = torch.randn(images.shape, generator=generator).to(images.device)
         shifted = images + sigma * noise
-        distances = [
-            distance(read_states(model, normalise(shifted), routes), target),
-            distance(model.embed(normalise(shifted)), tokens),
-            distance(shifted, images),
-        ]
-        measured.append(torch.stack(distances))
+        embedding = distance(read_states(model, normalise(shifted), routes), target)
+        patches = distance(model.embed(normalise(shifted)), tokens)
+        measured.append(torch.stack([embedding, patches, distance(shifted, images)]))
     return Yardstick(*torch.stack(measured).mean(0))
 
 
@@ -236,8 +208,7 @@ def invert(
         candidates = torch.cat(inputs)
         loss = distance(read_states(model, normalise(candidates), all_routes), targets)
         if step in recorded:
-            to_originals = distance(candidates.detach(), originals)
-            curves.append(torch.stack([loss.detach(), to_originals]))
+            curves.append(torch.stack([loss, distance(candidates, originals)]).detach())
         if step == descent.steps:
             break
         optimizer.zero_grad()
@@ -274,15 +245,13 @@ def verdict(embedding: float, pixels: float, met: float) -> str:
         met: below it an embedding distance counts as 0.
     """
     if embedding < 1 and pixels < 1:
-        return INVERTIBLE
-    return NON_UNIQUE if embedding < met else APPROXIMATE
+        return "invertible here"
+    return "non-unique" if embedding < met else "approximately non-invertible"
 
 
 def noise(shape: tuple[int, ...], seed: int) -> Tensor:
     """Draw the start of a descent: N(0.7, 1/20) of a shape."""
-    return START_MEAN + START_STD * torch.randn(
-        shape, generator=torch.Generator().manual_seed(seed)
-    )
+    return 0.7 + 1 / 20 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def open_frozen(
@@ -293,8 +262,8 @@ def open_frozen(
     torch.manual_seed(config.seed)
     model, execution = open_model(config, data, weights)
     model.eval().requires_grad_(False)
-    mean, std = normalisation(config.model, read_meta(data))
-    return model, Normaliser(mean, std, execution.device)
+    pixels = normalisation(config.model, read_meta(data))
+    return model, Normaliser(*pixels, execution.device)
 
 
 def choose_images(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
@@ -308,26 +277,43 @@ def choose_images(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
     return order[np.arange(seed * count, (seed + 1) * count) % len(order)]
 
 
-def collect(
-    model: RoutedModel, normalise: Normaliser, images: Tensor, config: InversionConfig
-) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Invert P points of a model for I images (I, C, H, W) in [0, 1].
+def measure(
+    config: InversionConfig,
+    data: Path,
+    weights: Path | None,
+    donor: Path | None,
+    folder: Path,
+    report: Callable[[dict], None],
+) -> None:
+    """Invert P points of one model for I validation images.
 
-    Returns:
-        A row a point and image, and what figures show: `originals` (I, C, H, W), `points` (P,)
-        names, `steps` (T,), `found` (P, I, C, H, W), and by step the distances `embedding` and
-        `input` (P, I, T), relative to the yardstick's.
+    Writes `rows.csv`, a row a point and image, and `arrays.npz`, what figures show: `originals`
+    (I, C, H, W), `points` (P,) names, `steps` (T,), `found` (P, I, C, H, W), by step the distances
+    `embedding` and `input` (P, I, T), relative to the yardstick's, and `filters` (D, C, h, w), the
+    patch embedding's weights.
+
+    Raises:
+        UserError: the weights or the data do not fit, or the model has no such part to take out
+            or to put in.
     """
     options = config.options
-    seeds = (options.seed, config.seed)
-    points = make_points(
-        model.num_layers, options.depths, config.alone, config.order, len(images), seeds
-    )
+    model, normalise = open_frozen(config, data, weights)
+    split = open_split(config, data, "validation", model)
+    backbone = model.backbone
+    if donor is not None:
+        source = build(config.model, backbone.num_classes, config.variant, donor)
+        transplant(backbone, source.backbone, config.transplant)
+    filters = patch_embed(backbone).proj.weight
+    if config.ablation:
+        ablate(backbone, config.ablation)
+    chosen = choose_images(split.maps.labels, options.images, config.seed)
+    images = normalise.undo(split.take(torch.from_numpy(chosen))[0])
+
     # B = P * I inputs are found, all images of a point together.
-    routes = pad_routes(points, model.num_layers)
+    points = make_points(model.num_layers, config)
+    routes = pad_routes(points)
     originals = images.repeat(len(points), 1, 1, 1)
-    start = noise(tuple(images.shape), options.seed).to(images.device)
-    starts = start.repeat(len(points), 1, 1, 1)
+    starts = noise(images.shape, options.seed).to(images.device).repeat(len(points), 1, 1, 1)
     draws = torch.Generator().manual_seed(options.seed)
     reference = yardstick(model, normalise, originals, routes, options.sigma, options.shifts, draws)
     size = options.batch_size
@@ -335,12 +321,11 @@ def collect(
     for batch in zip(originals.split(size), routes.split(size), starts.split(size), strict=True):
         batches.append(invert(model, normalise, *batch, config.descent, options.records))
     found = Inversion(*map(torch.cat, zip(*batches, strict=True)))
-    with torch.no_grad():
-        tokens = distance(model.embed(normalise(found.images)), model.embed(normalise(originals)))
-    names = [point.name for point in points]
+    tokens = distance(model.embed(normalise(found.images)), model.embed(normalise(originals)))
+
     columns = {
-        "point": np.repeat(names, len(images)),
-        "depth": np.repeat([point.depth for point in points], len(images)),
+        "point": np.repeat(list(points), len(images)),
+        "depth": (routes != ENDED).sum(1),
         "image": np.tile(np.arange(len(images)), len(points)),
         "lr": found.lr.cpu(),
         "embedding_distance": found.embedding[:, -1].cpu(),
@@ -350,55 +335,22 @@ def collect(
         "token_distance": tokens.cpu(),
         "token_yardstick": reference.tokens.cpu(),
         "pixel_correlation": correlation(found.images, originals).cpu(),
+        "num_layers": model.num_layers,
+        "overcomplete": filters.shape[0] >= filters[0].numel(),
+        "patterned": (neighbours(filters.cpu().numpy()) > PATTERN).mean(),
     }
+    rows = pd.DataFrame(columns)
+    ratios = with_ratios(rows)[[EMBEDDING, INPUT]].to_numpy(float).tolist()
+    rows["verdict"] = [verdict(outputs, inputs, options.met) for outputs, inputs in ratios]
+    rows.to_csv(folder / ROWS, index=False, float_format="%.6g", lineterminator="\n")
     arrays: dict[str, Any] = {
         "found": found.images.half(),
         "embedding": found.embedding / reference.embedding[:, None],
         "input": found.pixels / reference.pixels[:, None],
     }
     for name, values in arrays.items():
-        arrays[name] = values.unflatten(0, (len(points), -1)).cpu().numpy()
+        arrays[name] = values.unflatten(0, (len(points), -1)).cpu()
     steps = recorded_steps(config.descent.steps, options.records)
-    arrays |= {"originals": images.cpu().numpy(), "points": np.array(names), "steps": steps}
-    return pd.DataFrame(columns), arrays
-
-
-def measure(
-    config: InversionConfig,
-    data: Path,
-    weights: Path | None,
-    donor: Path | None,
-    folder: Path,
-    report: Callable[[dict], None],
-) -> None:
-    """Invert the points of one model for some validation images.
-
-    Writes `rows.csv`, a row a point and image, and `arrays.npz`: what :func:`collect` has, and
-    `filters` (D, C, h, w), the patch embedding's weights.
-
-    Raises:
-        UserError: the weights or the data do not fit, or the model has no such part to take out
-            or to put in.
-    """
-    model, normalise = open_frozen(config, data, weights)
-    split = open_split(config, data, "validation", model)
-    backbone = model.backbone
-    if donor is not None:
-        source = build(config.model, backbone.num_classes, config.variant, donor)
-        transplant(backbone, source.backbone, config.transplant)
-    filters = patch_embedding(backbone).proj.weight
-    if config.ablation:
-        ablate(backbone, config.ablation)
-    chosen = choose_images(split.maps.labels, config.options.images, config.seed)
-    images = normalise.undo(split.take(torch.from_numpy(chosen))[0])
-    rows, arrays = collect(model, normalise, images, config)
-    ratios = with_ratios(rows)[[EMBEDDING, INPUT]].to_numpy(float).tolist()
-    rows = rows.assign(
-        num_layers=model.num_layers,
-        overcomplete=filters.shape[0] >= filters[0].numel(),
-        patterned=(neighbours(filters.cpu().numpy()) > PATTERN).mean(),
-        verdict=[verdict(outputs, inputs, config.options.met) for outputs, inputs in ratios],
-    )
-    rows.to_csv(folder / ROWS, index=False, float_format="%.6g", lineterminator="\n")
-    np.savez_compressed(folder / ARRAYS, **arrays, filters=filters.cpu().numpy())
+    arrays |= {"originals": images.cpu(), "points": list(points), "steps": steps}
+    np.savez_compressed(folder / ARRAYS, **arrays, filters=filters.cpu())
     report({"text": f"{len(rows)} inputs found"})

@@ -1,6 +1,5 @@
 """The jobs of stage `inversion`: trainings, inversions and class images. No torch here."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,158 +14,114 @@ from papers.inversion.section import (
     Inversion,
     InversionConfig,
     InversionMeasure,
-    Part,
-    Transplant,
 )
 from pipeline.config.paper import Work
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
-from pipeline.config.variant import PLAIN, UNTRAINED, Variant
-from pipeline.jobs.files import DATA, FINETUNED, ORIGIN, PRETRAINED, weights_file
+from pipeline.config.variant import PLAIN, UNTRAINED
+from pipeline.files import read_json
+from pipeline.jobs.configs import MeasureConfig
+from pipeline.jobs.files import ORIGIN, weights_file
 from pipeline.jobs.job import Job
 from pipeline.jobs.plan import Plan as BasePlan
 
+INVERT = "papers.inversion.compute.descent:measure"
+MAXIMISE = "papers.inversion.compute.class_images:measure"
+
 
 class Subject(NamedTuple):
-    """One model that is looked into: its weights, what was taken out and what was put in."""
+    """One model that is looked into, and how: the KEYS of the section."""
 
     family: str
     weights: str  # "trained", "untrained", or a variant of params.yaml
-    preset: ModelPreset
+    edit: str  # "none", "without residuals+mlp", "with patch_embed" (of the trained model)
+    order: Order
+    optimiser: str  # "" for class images
     seed: int
-    variant: Variant = PLAIN
-    file: Path | None = None  # of the weights
-    ablation: tuple[Part, ...] = ()
-    transplant: tuple[Transplant, ...] = ()
-    donor: Path | None = None  # weights of the model that parts come from
 
-    @property
-    def edit(self) -> str:
-        """ "none", "without residuals+mlp", "with patch_embed"."""
-        if self.ablation:
-            return f"without {'+'.join(self.ablation)}"
-        if self.transplant:
-            return f"with {'+'.join(self.transplant)}"
-        return NO_EDIT
+    def parts(self, word: str) -> list[Any]:
+        """The parts that were taken out ("without") or put in ("with")."""
+        how, _, parts = self.edit.partition(" ")
+        return parts.split("+") if how == word else []
 
     def __str__(self) -> str:
         edit = "" if self.edit == NO_EDIT else f" {self.edit}"
         return f"{self.family} {self.weights}{edit} seed {self.seed}"
 
 
-class Task(NamedTuple):
-    """What is done with a subject."""
-
-    subject: Subject
-    order: Order
-    optimiser: str  # "" for class images
-    job: Job
-
-    @property
-    def keys(self) -> dict[str, Any]:
-        """The columns that tell it apart in results/."""
-        return {
-            "dataset": self.job.config.dataset,
-            "model": self.job.config.model_name,
-            "family": self.subject.family,
-            "weights": self.subject.weights,
-            "edit": self.subject.edit,
-            "order": self.order,
-            "optimiser": self.optimiser,
-            "seed": self.subject.seed,
-        }
+def plain(family: str, weights: str, seed: int) -> Subject:
+    """A model as it is, in its original order."""
+    return Subject(family, weights, NO_EDIT, "sequential", "", seed)
 
 
 class Plan(BasePlan):
     """Makes the jobs from params.yaml: first the trainings, then what is done with the models."""
 
-    def __init__(
-        self,
-        params: Params,
-        data: Path = DATA,
-        folder: Path = FINETUNED,
-        pretrained: Path = PRETRAINED,
-    ) -> None:
-        super().__init__(params, Inversion, data, folder, pretrained)
+    def __init__(self, params: Params, *places: Path) -> None:
+        super().__init__(params, Inversion, *places)
 
     def is_own(self, family: str) -> bool:
         """True if a family is the chosen model with its starting weights."""
         return self.options.families[family].timm is None
 
-    def trainings(self) -> dict[tuple[str, int], Job]:
-        """The trainings from scratch, by family and seed."""
+    def training_of(self, family: str, seed: int) -> Job:
+        """The training of a family from scratch."""
         options = self.params.scratch_training(Inversion)
+        preset = family_preset(self.params, family)
+        return self.training(f"inversion_{family}", PLAIN, options, seed, preset=preset)
+
+    def trainings(self) -> dict[str, dict[int, Job]]:
+        """The trainings from scratch, by family and seed."""
         jobs = {}
         for family in self.options.families:
-            if self.is_own(family):
-                continue
-            preset = family_preset(self.params, family)
-            for seed in self.seeds:
-                title = f"inversion_{family}"
-                jobs[family, seed] = self.training(title, PLAIN, options, seed, preset=preset)
+            if not self.is_own(family):
+                jobs[family] = {seed: self.training_of(family, seed) for seed in self.seeds}
         return jobs
 
     def subjects(self) -> list[Subject]:
-        """Every family trained and untrained, without files.
+        """Every family trained and untrained.
 
         The chosen model is there once a set of starting weights, others once a seed.
         """
         subjects = []
         for family in self.options.families:
-            preset = family_preset(self.params, family)
-            seeds = self.seeds
-            if self.is_own(family):
-                seeds = [seed for seed in seeds if seed in self.params.starts]
-            for seed in seeds:
-                for weights in (TRAINED, UNTRAINED):
-                    subjects.append(Subject(family, weights, preset, seed))
+            for seed in self.seeds:
+                if not self.is_own(family) or seed in self.params.starts:
+                    for weights in (TRAINED, UNTRAINED):
+                        subjects.append(plain(family, weights, seed))
         return subjects
 
-    def models(self, trainings: dict[tuple[str, int], Job]) -> list[Subject]:
-        """The subjects with the files of their weights."""
-        models = []
-        for subject in self.subjects():
-            file = None
-            if subject.weights == TRAINED and self.is_own(subject.family):
-                file = self.start(subject.seed)
-            elif subject.weights == TRAINED:
-                job = trainings[subject.family, subject.seed]
-                file = job.folder / weights_file(self.judge)
-            models.append(subject._replace(file=file))
-        return models
+    def file_of(self, subject: Subject) -> Path | None:
+        """The weights of a model whose training has ended; None if it is untrained."""
+        family, weights, *_, seed = subject
+        if weights == UNTRAINED:
+            return None
+        if weights != TRAINED:
+            return self.weights_of(weights, seed)
+        if self.is_own(family):
+            return self.start(seed)
+        return self.training_of(family, seed).folder / weights_file(self.judge)
 
     def refined(self) -> list[Subject]:
         """The variants that are looked into, and the untrained chosen model, once a seed."""
-        family = self.params.model
-        preset = self.params.model_preset
-        subjects = []
-        if self.options.variants:
-            subjects += [Subject(family, UNTRAINED, preset, seed) for seed in self.seeds]
-        for name in self.options.variants:
-            variant = self.params.all_variants[name]
-            for seed in self.seeds:
-                file = self.weights_of(name, seed)
-                subjects.append(Subject(family, name, preset, seed, variant, file))
-        return subjects
+        variants = self.options.variants
+        names = [UNTRAINED, *variants] if variants else []
+        return [plain(self.params.model, name, seed) for name in names for seed in self.seeds]
 
     def edited(self, models: Sequence[Subject]) -> list[Subject]:
         """Models with parts taken out, and untrained ones with parts of the trained ones."""
+        untrained = [model for model in models if model.weights == UNTRAINED]
         edited = []
-        for model in models:
-            for parts in self.options.ablations.get(model.family, ()):
-                edited.append(model._replace(ablation=tuple(parts)))
-        donors = {}
-        for model in models:
-            if model.weights == TRAINED:
-                donors[model.family, model.seed] = model.file
-        for model in models:
-            if model.weights == UNTRAINED:
-                donor = donors[model.family, model.seed]
-                for parts in self.options.transplants.get(model.family, ()):
-                    edited.append(model._replace(transplant=tuple(parts), donor=donor))
+        for word, targets, parts_of in (
+            ("without", models, self.options.ablations),
+            ("with", untrained, self.options.transplants),
+        ):
+            for model in targets:
+                for parts in parts_of.get(model.family, ()):
+                    edited.append(model._replace(edit=f"{word} {'+'.join(parts)}"))
         return edited
 
-    def inverted(self, models: Sequence[Subject]) -> list[tuple[Subject, str, Order]]:
+    def inverted(self, models: Sequence[Subject]) -> list[Subject]:
         """What is inverted, under which optimiser, along routes in which order.
 
         These are the models as they are, variants in both orders, and edited models. The first
@@ -174,83 +129,93 @@ class Plan(BasePlan):
         """
         main, *others = self.options.optimisers
         first_family = next(iter(self.options.families))
-        chosen: list[tuple[Subject, str, Order]] = []
+        first_models = [model for model in models if model.family == first_family]
+        chosen = []
         for optimiser in others:
-            for model in models:
-                if model.family == first_family:
-                    chosen.append((model, optimiser, "sequential"))
-        chosen += [(model, main, "sequential") for model in models]
-        chosen += [(model, main, order) for model in self.refined() for order in ORDERS]
-        chosen += [(model, main, "sequential") for model in self.edited(models)]
+            chosen += [model._replace(optimiser=optimiser) for model in first_models]
+        refined = [model._replace(order=order) for model in self.refined() for order in ORDERS]
+        for model in (*models, *refined, *self.edited(models)):
+            chosen.append(model._replace(optimiser=main))
         # The chosen model may be a family too: its untrained model is then listed twice.
-        once = {(str(model), optimiser, order): model for model, optimiser, order in chosen}
-        return [(model, optimiser, order) for (_, optimiser, order), model in once.items()]
+        return list(dict.fromkeys(chosen))
 
-    def inversions(self, models: Sequence[Subject]) -> list[Task]:
+    def inversions(self, models: Sequence[Subject]) -> dict[Subject, Job]:
         """The jobs of what is inverted."""
-        return [self._inversion(*chosen) for chosen in self.inverted(models)]
+        jobs = {}
+        for subject in self.inverted(models):
+            transplant = subject.parts("with")
+            donor = self.file_of(subject._replace(weights=TRAINED)) if transplant else None
+            title = f"{subject}, {subject.optimiser}"
+            if subject.order != "sequential":
+                title += f", {subject.order}"
+            jobs[subject] = self._measurement(
+                subject,
+                title,
+                INVERT,
+                InversionConfig,
+                {"donor": donor},
+                options=self.options.narrow(InversionMeasure),
+                descent=self.options.optimisers[subject.optimiser],
+                alone=subject.order == "sequential" and subject.edit == NO_EDIT,
+                order=subject.order,
+                ablation=subject.parts("without"),
+                transplant=transplant,
+                donor_sha256=self.digest_of(donor),
+            )
+        return jobs
 
-    def _inversion(self, subject: Subject, optimiser: str, order: Order) -> Task:
-        config = InversionConfig(
-            **self._fields_of(subject),
-            options=self.options.narrow(InversionMeasure),
-            descent=self.options.optimisers[optimiser],
-            alone=order == "sequential" and subject.edit == NO_EDIT,
-            order=order,
-            ablation=list(subject.ablation),
-            transplant=list(subject.transplant),
-            donor_sha256=self.digest_of(subject.donor),
-            seed=subject.seed,
-        )
-        inputs = {"data": self.data, "weights": subject.file, "donor": subject.donor}
-        title = f"{subject}, {optimiser}"
-        if order != "sequential":
-            title += f", {order}"
-        job = Job(title, "papers.inversion.compute.descent:measure", config, inputs)
-        return Task(subject, order, optimiser, job)
+    def _measurement(
+        self,
+        subject: Subject,
+        title: str,
+        function: str,
+        config: type[MeasureConfig],
+        others: dict[str, Path | None],
+        **options: Any,
+    ) -> Job:
+        """A job on one model; `others` are its inputs beside the model's weights."""
+        family, weights, *_, seed = subject
+        file = self.file_of(subject)
+        variant = self.params.all_variants.get(weights, PLAIN)
+        preset = family_preset(self.params, family)
+        fields = self.fields(f"{family}_{weights}", variant, file, preset) | {"seed": seed}
+        inputs = {"data": self.data, "weights": file, **others}
+        return Job(title, function, config(**fields, **options), inputs)
 
-    def _fields_of(self, subject: Subject) -> dict[str, Any]:
-        title = f"{subject.family}_{subject.weights}"
-        return self.fields(title, subject.variant, subject.file, subject.preset)
-
-    def judged(self, models: Sequence[Subject]) -> list[tuple[Subject, Subject | None]]:
-        """Trained models and variants, each with the next seed's training of it if there is one."""
-        seeds: dict[tuple[str, str], list[Subject]] = {}
-        trained = [model for model in (*models, *self.refined()) if model.weights != UNTRAINED]
-        for model in trained:
-            seeds.setdefault((model.family, model.weights), []).append(model)
-        pairs: list[tuple[Subject, Subject | None]] = []
-        for model in trained:
-            others = seeds[model.family, model.weights]
-            judge = others[(others.index(model) + 1) % len(others)]
-            pairs.append((model, judge if len(others) > 1 else None))
-        return pairs
+    def trained(self, models: Sequence[Subject]) -> list[Subject]:
+        """Trained models and variants."""
+        return [model for model in (*models, *self.refined()) if model.weights != UNTRAINED]
 
     def has_fresh_head(self, model: Subject) -> bool:
         """True if a model has starting weights whose head is random for these classes."""
-        if model.file is None or model.weights != TRAINED:
+        if model.weights != TRAINED or not self.is_own(model.family):
             return False
-        origin = model.file.parent / ORIGIN
-        return origin.is_file() and json.loads(origin.read_text("utf-8"))["head"] == "fresh"
+        origin = self.start(model.seed).with_name(ORIGIN)
+        return origin.is_file() and read_json(origin)["head"] == "fresh"
 
-    def class_images(self, models: Sequence[Subject]) -> list[Task]:
-        """Class-maximising inputs of the trained models whose head knows the classes."""
-        tasks = []
-        for model, other in self.judged(models):
+    def class_images(self, models: Sequence[Subject]) -> dict[Subject, Job]:
+        """Class-maximising inputs of the trained models whose head knows the classes.
+
+        The next seed's training judges them, if there is one.
+        """
+        trained = self.trained(models)
+        jobs = {}
+        for model in trained:
             if self.has_fresh_head(model):
                 continue
-            judge = other.file if other else None
-            config = ClassImagesConfig(
-                **self._fields_of(model),
+            seeds = [other for other in trained if other[:2] == model[:2]]
+            judge = seeds[(seeds.index(model) + 1) % len(seeds)]
+            file = self.file_of(judge) if judge != model else None
+            jobs[model] = self._measurement(
+                model,
+                f"class images of {model}",
+                MAXIMISE,
+                ClassImagesConfig,
+                {"judge": file},
                 options=self.options.class_images,
-                judge_sha256=self.digest_of(judge),
-                seed=model.seed,
+                judge_sha256=self.digest_of(file),
             )
-            inputs = {"data": self.data, "weights": model.file, "judge": judge}
-            title = f"class images of {model}"
-            job = Job(title, "papers.inversion.compute.class_images:measure", config, inputs)
-            tasks.append(Task(model, "sequential", "", job))
-        return tasks
+        return jobs
 
 
 def list_work(params: Params, num_layers: int) -> list[Work]:
@@ -258,42 +223,28 @@ def list_work(params: Params, num_layers: int) -> list[Work]:
     plan = Plan(params)
     options = plan.options
     subjects = plan.subjects()
+    training = params.scratch_training(Inversion)
     works = []
     for family in options.families:
         if not plan.is_own(family):
-            training = params.scratch_training(Inversion)
             preset = family_preset(params, family)
             works.append(Work("inversion", "trainings", len(plan.seeds), preset, training=training))
-    inverted = plan.inverted(subjects)
-    presets = {subject.family: subject.preset for subject, _, _ in inverted}
-    for (family, name), models in Counter((each[0].family, each[1]) for each in inverted).items():
-        preset = presets[family]
+    inverted = Counter((each.family, each.optimiser) for each in plan.inverted(subjects))
+    for (family, optimiser), models in inverted.items():
+        preset = family_preset(params, family)
+        descent = options.optimisers[optimiser]
         layers = _depth(preset, num_layers)
-        descent = options.optimisers[name]
-        points = options.depths or [1, layers // 3, 2 * layers // 3, layers]
-        passes = points * (2 * descent.steps * len(descent.lrs))
+        depths = options.depths or [1, layers // 3, 2 * layers // 3, layers]
+        passes = depths * (2 * descent.steps * len(descent.lrs))
         works.append(
-            Work(
-                "inversion",
-                "inputs",
-                models,
-                preset,
-                passes=passes,
-                images=options.images,
-            )
+            Work("inversion", "inputs", models, preset, passes=passes, images=options.images)
         )
-    for family, models in Counter(each.family for each, _ in plan.judged(subjects)).items():
-        preset = presets[family]
+    classes = params.dataset_preset.num_classes
+    for family, models in Counter(model.family for model in plan.trained(subjects)).items():
+        preset = family_preset(params, family)
         passes = [_depth(preset, num_layers)] * (2 * options.class_images.steps)
         works.append(
-            Work(
-                "inversion",
-                "class images",
-                models,
-                preset,
-                passes=passes,
-                images=params.dataset_preset.num_classes,
-            )
+            Work("inversion", "class images", models, preset, passes=passes, images=classes)
         )
     return works
 

@@ -8,8 +8,8 @@ from pipeline.config.resolve import Value, resolved
 
 def family_preset(params: Params, name: str) -> ModelPreset:
     """A model of stage inversion: the chosen one, or one that the stage trains from scratch."""
-    family = params.resolve(Inversion).families[name]
-    if family.timm is None:
+    family = params.resolve(Inversion).families.get(name)
+    if family is None or family.timm is None:
         return params.model_preset
     values = family.model_dump() | {"weights": "scratch"}
     for key in ("img_size", "in_chans"):

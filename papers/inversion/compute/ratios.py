@@ -11,12 +11,11 @@ PIXELS = "pixel_correlation"
 
 def with_ratios(rows: pd.DataFrame) -> pd.DataFrame:
     """Add the columns EMBEDDING, INPUT and TOKENS to rows of inversion.csv."""
-    ratios = {
-        EMBEDDING: rows["embedding_distance"] / rows["yardstick"],
-        INPUT: rows["input_distance"] / rows["input_yardstick"],
-        TOKENS: rows["token_distance"] / rows["token_yardstick"],
-    }
-    return rows.assign(**ratios)
+    return rows.assign(
+        embedding_ratio=rows["embedding_distance"] / rows["yardstick"],
+        input_ratio=rows["input_distance"] / rows["input_yardstick"],
+        token_ratio=rows["token_distance"] / rows["token_yardstick"],
+    )
 
 
 def neighbours(filters: np.ndarray) -> np.ndarray:

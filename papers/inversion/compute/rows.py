@@ -1,13 +1,13 @@
 """The rows of inversions and class images. No torch here."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from papers.inversion.compute.plan import Plan, Task
+from papers.inversion.compute.plan import Plan, Subject
 from papers.inversion.section import KEYS, Inversion
 from pipeline.config.params import Params
 from pipeline.files import read_json, write_json
@@ -22,23 +22,26 @@ CLASS_COLUMNS = ["class", "probability", "judge_probability", "judge_sees"]
 TRAINING_COLUMNS = ["dataset", "model", "family", "seed", "accuracy"]
 
 
-def gather_class_images(plan: Plan, tasks: Sequence[Task]) -> pd.DataFrame:
+def gather_class_images(plan: Plan, jobs: Mapping[Subject, Job]) -> pd.DataFrame:
     """The rows of finished class images, a row a class; none where no head knows the classes."""
-    if not tasks:
+    if not jobs:
         return pd.DataFrame(columns=["dataset", "model", *CLASS_KEYS, *CLASS_COLUMNS])
-    jobs = {tuple(task.keys[key] for key in CLASS_KEYS): task.job for task in tasks}
-    return plan.gather(jobs, keys=CLASS_KEYS)
+    own_jobs = {(family, weights, seed): job for (family, weights, *_, seed), job in jobs.items()}
+    return plan.gather(own_jobs, keys=CLASS_KEYS)
 
 
-def gather_arrays(inversions: Sequence[Task], class_images: Sequence[Task], out: Path) -> None:
-    """Copy the arrays of finished tasks to `out`, and write which file is whose."""
+def gather_arrays(
+    inversions: Mapping[Subject, Job], class_images: Mapping[Subject, Job], out: Path
+) -> None:
+    """Copy the arrays of finished jobs to `out`, and write which file is whose."""
     out.mkdir(parents=True, exist_ok=True)
     index: list[dict[str, Any]] = []
-    for kind, tasks in (("inversion", inversions), ("class_images", class_images)):
-        for task in tasks:
+    for kind, jobs in (("inversion", inversions), ("class_images", class_images)):
+        for subject, job in jobs.items():
             file = f"{len(index):03}.npz"
-            shutil.copyfile(task.job.folder / ARRAYS, out / file)
-            index.append({"file": file, "kind": kind} | task.keys)
+            shutil.copyfile(job.folder / ARRAYS, out / file)
+            cell = {"dataset": job.config.dataset, "model": job.config.model_name}
+            index.append({"file": file, "kind": kind} | cell | subject._asdict())
     write_json(out / "index.json", index)
 
 
@@ -46,15 +49,16 @@ def about(params: Params) -> dict[str, Any]:
     """What figures and captions say beyond inversion.csv."""
     options = params.resolve(Inversion)
     training = params.scratch_training(Inversion)
+    families = list(options.families)
     trained = [name for name, family in options.families.items() if family.timm]
-    scratch = list(trained)  # whose training began with the untrained weights
+    scratch = trained  # whose training began with the untrained weights
     if params.model_preset.weights == "scratch":
-        scratch += [params.model, *options.families]
+        scratch = [*trained, params.model, *families]
     told = {"sigma", "shifts", "met", "optimisers", "class_images"}
     return options.model_dump(include=told) | {
         "epochs": training.epochs,
         "training_images": training.images,
-        "families": list(options.families),
+        "families": families,
         "trained_here": trained,
         "scratch": scratch,
     }
@@ -62,9 +66,9 @@ def about(params: Params) -> dict[str, Any]:
 
 def keep(
     plan: Plan,
-    trainings: dict[tuple[str, int], Job],
-    inversions: Sequence[Task],
-    class_images: Sequence[Task],
+    trainings: Mapping[str, Mapping[int, Job]],
+    inversions: Mapping[Subject, Job],
+    class_images: Mapping[Subject, Job],
 ) -> list[Path]:
     """Write results/ (inversion.csv, class_images.csv, inversion.json) and outs/inversion/.
 
@@ -73,15 +77,13 @@ def keep(
     Returns:
         The folders of the trainings, one a family.
     """
-    inverted = {tuple(task.keys[key] for key in KEYS): task.job for task in inversions}
-    write_results(plan.gather(inverted, keys=KEYS), RESULTS / "inversion.csv")
+    write_results(plan.gather(inversions, keys=KEYS), RESULTS / "inversion.csv")
     write_results(gather_class_images(plan, class_images), RESULTS / "class_images.csv")
     write_json(RESULTS / "inversion.json", about(plan.params), indent=None)
     gather_arrays(inversions, class_images, OUT / "arrays")
     folders = []
     accuracies = []
-    for family in dict.fromkeys(family for family, _ in trainings):
-        jobs = {seed: job for (name, seed), job in trainings.items() if name == family}
+    for family, jobs in trainings.items():
         folder = OUT / f"inversion_{family}"
         gather_trainings(jobs, folder, plan.judge)
         folders.append(folder)

@@ -43,7 +43,7 @@ def cells(num_layers: int, options: Painters) -> dict[int, dict[str, list[Route]
     """
     routes: dict[int, dict[str, list[Route]]] = {0: {UNTOUCHED: [tuple(range(num_layers))]}}
     for treated in sorted(set(options.treated)):
-        routes[treated] = {}
-        for kind in options.kinds:
-            routes[treated][kind] = make_routes(kind, num_layers, treated, options)
+        routes[treated] = {
+            kind: make_routes(kind, num_layers, treated, options) for kind in options.kinds
+        }
     return routes

@@ -15,8 +15,9 @@ from torch import Tensor
 
 import pipeline.models.mixers  # noqa: F401 (registers names)
 from lsvit.routed import RoutedModel
-from papers.inversion.compute.ablation import Ablated, ablate, patch_embedding, transplant
+from papers.inversion.compute.ablation import Ablated, ablate, transplant
 from pipeline.errors import UserError
+from pipeline.models.tokens import patch_embed
 from tests.models import images, small
 
 RESMLP: dict[str, Any] = {
@@ -192,7 +193,7 @@ SIZES |= {"embed_dim": 12, "num_classes": 5}
 def assert_parts_are_found(model: Any) -> None:
     """They are where loading looks for them."""
     first, last = (model.pretrained_cfg[part] for part in ("first_conv", "classifier"))
-    assert model.get_submodule(first) is patch_embedding(model).proj
+    assert model.get_submodule(first) is patch_embed(model).proj
     assert model.get_submodule(last) is model.get_classifier()
 
 

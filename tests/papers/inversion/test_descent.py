@@ -215,32 +215,41 @@ def test_verdicts(embedding: float, input: float, met: float, expected: str) -> 
 # ---- points --------------------------------------------------------------------------------------
 
 
+def points_of(num_layers: int, depths: list[int] | None, drawn: int, **keys: Any) -> Any:
+    """The points of a model for three images; `drawn` is the seed of the section."""
+    options = OPTIONS.model_copy(update={"depths": depths, "images": 3, "seed": drawn})
+    config = InversionConfig.model_construct(**{"options": options, "alone": False} | keys)
+    return make_points(num_layers, config)
+
+
 @pytest.mark.parametrize("order", ORDERS)
 def test_points(order: Order) -> None:
     """Every image runs the first layers of one order at all depths; layers alone are none's.
 
     Arbitrary orders depend on both seeds.
     """
-    points = make_points(6, [4, 2, 4, 6, 7], True, order, 3, (5, 1))
-    assert [[point.name, point.depth] for point in points] == CASES["points"]
-    orders = points[3].routes
+    points = points_of(6, [4, 2, 4, 6, 7], 5, alone=True, order=order, seed=1)
+    depths = [[name, len(routes[0])] for name, routes in points.items()]
+    assert depths == CASES["points"]
+    first, alone = list(points.values())[:4], list(points.values())[4:]
+    orders = first[3]
     assert all(sorted(route) == list(range(6)) for route in orders)
     assert len(set(orders)) == (1 if order == "sequential" else 3)
-    for point in points[:4]:
-        assert point.routes == [route[: point.depth] for route in orders]
-    for point, layer in zip(points[4:], (1, 3, 5), strict=True):
-        assert point.routes == [(layer,)] * 3
-    assert make_points(6, [2, 4, 6], False, order, 3, (5, 1)) == points[:4]
-    for seeds in ((6, 1), (5, 2), (1, 5)):
-        others = make_points(6, [2, 4, 6], False, order, 3, seeds)
-        assert (others == points[:4]) == (order == "sequential")
-    padded = table([route for point in points for route in point.routes], 6)
-    assert torch.equal(pad_routes(points, 6), padded)
+    for (_, depth), routes in zip(depths[:4], first, strict=True):
+        assert routes == [route[:depth] for route in orders]
+    for routes, layer in zip(alone, (1, 3, 5), strict=True):
+        assert routes == [(layer,)] * 3
+    assert list(points_of(6, [2, 4, 6], 5, order=order, seed=1).values()) == first
+    for own, other in ((6, 1), (5, 2), (1, 5)):
+        others = list(points_of(6, [2, 4, 6], own, order=order, seed=other).values())
+        assert (others == first) == (order == "sequential")
+    padded = table([route for routes in points.values() for route in routes], 6)
+    assert torch.equal(pad_routes(points), padded)
 
 
 def test_depths_where_none_are_asked_for() -> None:
-    points = make_points(12, None, False, "sequential", 1, (0, 0))
-    assert [point.depth for point in points] == [0, 1, 4, 8, 12]
+    points = points_of(12, None, 0, order="sequential", seed=0)
+    assert [len(routes[0]) for routes in points.values()] == [0, 1, 4, 8, 12]
 
 
 @pytest.mark.parametrize(("labels", "count", "seed", "places"), CASES["chosen images"])
@@ -426,8 +435,11 @@ def test_measure_of_untrained_models(inverted: Callable[..., Outcome], prepared:
     outcome = inverted(seed=4, order="arbitrary")
     torch.manual_seed(4)
     model = build(TINY, 10)
-    points = make_points(3, None, False, "arbitrary", 2, (OPTIONS.seed, 4))
-    check(outcome, model, prepared, [route for point in points for route in point.routes])
+    config = InversionConfig.model_construct(
+        options=OPTIONS, alone=False, order="arbitrary", seed=4
+    )
+    points = make_points(3, config)
+    check(outcome, model, prepared, [route for routes in points.values() for route in routes])
     assert not inverted(seed=5, order="arbitrary").same(outcome)
 
 
@@ -501,7 +513,7 @@ def test_what_a_model_takes_images_for() -> None:
         return images - 1
 
     images: Any = torch.ones(3, 4)
-    probability, seen = rate(model, normalise, images, 3)  # type: ignore[arg-type]
+    probability, seen = rate(model, normalise, images)  # type: ignore[arg-type]
     exponentials = outputs[:, :3].exp()
     shares = exponentials / exponentials.sum(1, keepdim=True)
     assert probability.tolist() == pytest.approx(shares.diagonal().tolist())
@@ -528,12 +540,12 @@ def test_measure_of_class_images(prepared: Path, tmp_path: Path) -> None:
         build(preset, 10, weights=file).eval().requires_grad_(False) for file in (weights, judge)
     )
     expected = maximise(model, own, (1, 28, 28), 10, options, 0)
-    probability, _ = rate(model, own, expected, 10)
+    probability, _ = rate(model, own, expected)
     for outcome in (judged, alone):
         assert outcome.arrays["classes"].tolist() == outcome.rows["class"].tolist() == classes
         assert np.allclose(outcome.arrays["images"], expected, atol=2e-3)
         assert np.allclose(outcome.rows["probability"], probability, rtol=1e-3)
-    probability, seen = rate(other, own, expected, 10)
+    probability, seen = rate(other, own, expected)
     assert np.allclose(judged.rows["judge_probability"], probability, rtol=1e-3)
     assert judged.rows["judge_sees"].tolist() == [classes[i] for i in seen.tolist()]
     assert alone.rows[["judge_probability", "judge_sees"]].isna().all(axis=None)

@@ -57,14 +57,16 @@ def listed(params: Params) -> Listed:
         "profiles": [
             each.job for each in smoothing.profiles([*smoothing.references(), *smoothing.refined()])
         ],
-        "inversion trainings": inversion.trainings().values(),
-        "inversion": [each.job for each in inversion.inversions([])],
+        "inversion trainings": [
+            job for seeds in inversion.trainings().values() for job in seeds.values()
+        ],
+        "inversion": inversion.inversions([]).values(),
         "painters": Painters(params).jobs().values(),
         "nodes": Nodes(params).jobs().values(),
         "passes": asked["passes"],
         "pruning": asked["pruning"],
         "merges": asked["separate"],
-        "class images": [each.job for each in inversion.class_images([])],
+        "class images": inversion.class_images([]).values(),
     }
     return {kind: _by_title([job for job in jobs if job]) for kind, jobs in found.items()}
 
