@@ -43,8 +43,9 @@ class Stage:
         start_workers(module, "timm", "papers", "pipeline.jobs.stage")
         with reading(DATA / "meta.json", "`dvc repro -f prepare-data` makes it again"):
             counts = read_meta(DATA)["counts"]
-            sizes = counts["train"], counts["validation"], counts.get(HELDOUT, 0)
-        self.params = params.with_sizes(*sizes)
+            self.params = params.with_sizes(
+                counts["train"], counts["validation"], counts.get(HELDOUT, 0)
+            )
         print(f"on {cpu_name()} ({cpu_kind()}), {available_cores()} cores", flush=True)
         lines = describe_exceptions() if self.params.portable else []
         if self.params.device == "auto":
