@@ -35,10 +35,8 @@ def copy_repository(target: Path) -> None:
 
 def environment() -> dict[str, str]:
     """Return the copy's environment: this interpreter, no other code, repository or store."""
-    env = {}
-    for name, value in os.environ.items():
-        if not name.startswith(("DVC_", "GIT_", "MLFLOW_", "PYTHONSAFEPATH")):
-            env[name] = value
+    others = ("DVC_", "GIT_", "MLFLOW_", "PYTHONSAFEPATH")
+    env = {name: os.environ[name] for name in os.environ if not name.startswith(others)}
     env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
     for who in ("AUTHOR", "COMMITTER"):  # `dvc exp run` commits
         env[f"GIT_{who}_NAME"] = NAME

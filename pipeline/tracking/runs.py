@@ -156,8 +156,7 @@ class Tracker:
             execution = place / EXECUTION
             if execution.is_file():
                 self.client.set_tag(run_id, "execution", execution.read_text("utf-8").strip())
-            metrics = {f"final/{name}": value for name, value in final.items()}
-            self._finish(run_id, sorted(place.iterdir()), metrics)
+            self._finish(run_id, sorted(place.iterdir()), flatten({"final": final}, separator="/"))
         parent = self.client.get_run(run_id).data.tags["mlflow.parentRunId"]
         self.client.set_tag(parent, "stage", stage)
         self._log_metrics(parent, summarise(finals))
@@ -185,8 +184,8 @@ class Tracker:
         Raises:
             Exception: what MLflow raises.
         """
-        record = read_json(folder / "config.json")
-        return self._search(_key(folder.parent.name, _options(record)))
+        options = _options(read_json(folder / "config.json"))
+        return self._search(_key(folder.parent.name, options))
 
     # ---- runs ----
 
