@@ -28,9 +28,8 @@ def copy_repository(target: Path) -> None:
         if Path(name).is_file():  # git lists a deleted file too
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(name, target / name)
-    commit = ["-c", f"user.name={NAME}", "-c", f"user.email={EMAIL}", "-c", "commit.gpgsign=false"]
-    for words in (["init", "-q"], ["add", "-A"], [*commit, "commit", "-qm", "smoke"]):
-        subprocess.run(["git", *words], cwd=target, check=True)
+    for words in ("init -q", "add -A", "-c commit.gpgsign=false commit -qm smoke"):
+        subprocess.run(["git", *words.split()], cwd=target, env=environment(), check=True)
 
 
 def environment() -> dict[str, str]:

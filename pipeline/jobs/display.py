@@ -159,10 +159,8 @@ def option_rows(
         hidden.add("position_weight")
     if not variant.teacher:
         hidden.add("teacher_weight")
-    rows = []
-    for key, value in variant.model_dump(exclude_none=True, exclude={"finetune"}).items():
-        if value != {}:
-            rows.append((key, str(value), where))
+    own = variant.model_dump(exclude_none=True, exclude={"finetune"})
+    rows = [(key, str(value), where) for key, value in own.items() if value != {}]
     for name, value in values.items():
         if name not in hidden:
             rows.append((name, str(value.value), value.source))

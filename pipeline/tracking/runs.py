@@ -124,18 +124,14 @@ class Tracker:
         self._log_rows(run_id, [{name: row[name] for name in row if name != "seconds"}])
 
     @_never_raises
-    def stopped(self, error: BaseException) -> None:
-        """Mark the trainings under way as failed, or as killed if no exception ended them."""
+    def stopped(self, error: BaseException | None = None) -> None:
+        """Mark the trainings under way as failed, or as killed if no exception ended them.
+
+        Without an error they have finished: those of which a stage kept nothing.
+        """
         status = "FAILED" if isinstance(error, Exception) else "KILLED"
         for run_id in self._running:
-            self.client.set_terminated(run_id, status)
-
-    @_never_raises
-    def close(self) -> None:
-        """Mark the other trainings that ran as finished: those of which a stage kept nothing."""
-        for run_id in self._running:
-            self.client.set_terminated(run_id)
-        self._running.clear()
+            self.client.set_terminated(run_id, status if error else "FINISHED")
 
     @_never_raises
     def training(self, folder: Path) -> None:
