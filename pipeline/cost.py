@@ -72,8 +72,9 @@ def list_work(params: Params, num_layers: int) -> list[Work]:
     work = []
     preset = params.model_preset
     if preset.weights == "scratch":
-        options = params.resolve(Pretrain)
-        work.append(Work("pretrain", "", len(params.starts), preset, training=options))
+        work.append(
+            Work("pretrain", "", len(params.starts), preset, training=params.resolve(Pretrain))
+        )
     for name, variant in params.all_variants.items():
         tuning = params.resolve(Finetune, name)
         work.append(Work("finetune", name, len(params.seeds), preset, variant, tuning))

@@ -2,6 +2,7 @@
 
 import hashlib
 import shutil
+from collections import ChainMap
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -58,12 +59,9 @@ def ran_with(stage: str, path: str) -> bool:
     Raises UserError if dvc.lock cannot be read.
     """
     used = checksums(stage, "deps").get(path)
-    now: str | None
+    now = ChainMap(*_checksums("outs").values()).get(path)
     if Path(path).is_file():
-        now = hashlib.md5(Path(path).read_bytes(), usedforsecurity=False).hexdigest()
-    else:
-        outs = _checksums("outs").values()
-        now = next((left[path] for left in outs if path in left), None)
+        now = _md5(Path(path))
     return used is None or now is None or used == now
 
 
@@ -72,18 +70,20 @@ def changed(file: Path) -> bool:
 
     False if DVC recorded none. Raises UserError if its record cannot be read.
     """
-    for left in _checksums("outs").values():
-        for path, md5 in left.items():
-            folder = Path(path).absolute()
-            record = Path(".dvc", "cache", "files", "md5", md5[:2], md5[2:])
-            inside = md5.endswith(".dir") and file.absolute().is_relative_to(folder)
-            if inside and record.is_file():
-                relative = file.absolute().relative_to(folder).as_posix()
-                with open(file, "rb") as content:
-                    own_md5 = hashlib.file_digest(content, "md5").hexdigest()
-                listed = {entry["relpath"]: entry["md5"] for entry in read_json(record, list)}
-                return listed.get(relative) != own_md5
+    place = file.absolute()
+    for path, md5 in ChainMap(*_checksums("outs").values()).items():
+        folder = Path(path).absolute()
+        record = Path(".dvc", "cache", "files", "md5", md5[:2], md5[2:])
+        inside = md5.endswith(".dir") and place.is_relative_to(folder)
+        if inside and record.is_file():
+            listed = {entry["relpath"]: entry["md5"] for entry in read_json(record, list)}
+            return listed.get(place.relative_to(folder).as_posix()) != _md5(file)
     return False
+
+
+def _md5(file: Path) -> str:
+    with open(file, "rb") as content:
+        return hashlib.file_digest(content, "md5").hexdigest()
 
 
 def check_preset(folder: Path) -> None:
@@ -101,15 +101,20 @@ def paths(outs: list[Any]) -> list[Path]:
     return [Path(next(iter(out)) if isinstance(out, dict) else out) for out in outs]
 
 
+def remove(path: Path) -> None:
+    """Remove a file, a folder with all that it holds, or a link, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def clear(stage: str) -> list[Path]:
     """Remove all that dvc.yaml says a stage leaves, as DVC does before it. Returns their paths."""
     declared = declared_stages()[stage]
     outs = paths(declared["outs"] + declared.get("metrics", []))
     for out in outs:
-        if out.is_dir() and not out.is_symlink():
-            shutil.rmtree(out)
-        else:
-            out.unlink(missing_ok=True)
+        remove(out)
     return outs
 
 

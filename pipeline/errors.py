@@ -127,9 +127,8 @@ def collect_errors(check: Callable[..., object], *args: Any) -> list[str]:
 
 def raise_all(lines: Iterable[str]) -> None:
     """Raises UserError with all of the lines, each once, if there are any."""
-    unique = list(dict.fromkeys(lines))
-    if unique:
-        raise UserError("\n".join(unique))
+    if text := "\n".join(dict.fromkeys(lines)):
+        raise UserError(text)
 
 
 def accepted(name: Any, names: Iterable[Any]) -> str:

@@ -28,17 +28,14 @@ def copy_repository(target: Path) -> None:
         if Path(name).is_file():  # git lists a deleted file too
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(name, target / name)
-    commit = ["-c", f"user.name={NAME}", "-c", f"user.email={EMAIL}", "-c", "commit.gpgsign=false"]
-    for words in (["init", "-q"], ["add", "-A"], [*commit, "commit", "-qm", "smoke"]):
-        subprocess.run(["git", *words], cwd=target, check=True)
+    for words in ("init -q", "add -A", "-c commit.gpgsign=false commit -qm smoke"):
+        subprocess.run(["git", *words.split()], cwd=target, env=environment(), check=True)
 
 
 def environment() -> dict[str, str]:
     """Return the copy's environment: this interpreter, no other code, repository or store."""
-    env = {}
-    for name, value in os.environ.items():
-        if not name.startswith(("DVC_", "GIT_", "MLFLOW_", "PYTHONSAFEPATH")):
-            env[name] = value
+    others = ("DVC_", "GIT_", "MLFLOW_", "PYTHONSAFEPATH")
+    env = {name: os.environ[name] for name in os.environ if not name.startswith(others)}
     env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
     for who in ("AUTHOR", "COMMITTER"):  # `dvc exp run` commits
         env[f"GIT_{who}_NAME"] = NAME

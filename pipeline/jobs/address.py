@@ -14,12 +14,8 @@ def check_cluster(asked: str = "params.yaml: engine: found 'ray', accepted here:
     if find_spec("ray") is None:
         raise UserError(f"{asked} (Ray is not installed; `uv sync --extra cluster` installs it)")
     address = os.environ.get(ADDRESS)
-    if address not in (None, "auto"):
-        reach(address)
-
-
-def reach(address: str) -> None:
-    """Raises UserError: nobody answers at this host:port."""
+    if address in (None, "auto"):
+        return
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=5).close()

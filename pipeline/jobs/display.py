@@ -10,7 +10,7 @@ from typing import Self
 from pipeline.config.params import Params
 from pipeline.config.resolve import Value
 from pipeline.config.variant import Variant
-from pipeline.jobs.configs import RunConfig, TrainConfig
+from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.events import ENDED, Event
 
 # What the table of a training has of its model's preset, beside the arguments.
@@ -43,58 +43,49 @@ class Display:
         self.completed = [0.0] * len(jobs)
         self.before = [0.0] * len(jobs)  # completed by an earlier run
         self.ended = 0
-        self.bars = None
-        if sys.stdout.isatty():
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TextColumn("{task.fields[last]}"),
-            )
-            self.bars = Progress(*columns)
-            self.whole = self.bars.add_task("all", total=len(jobs), last="")
-            self.tasks = [
-                self.bars.add_task(title, total=total, last="", visible=False)
-                for title, total in jobs
-            ]
+        self.bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[last]}"),
+            disable=not sys.stdout.isatty(),
+        )
+        self.whole = self.bars.add_task("all", total=len(jobs), last="")
+        self.tasks = [
+            self.bars.add_task(title, total=total, last="", visible=False) for title, total in jobs
+        ]
 
     def __enter__(self) -> Self:
-        if self.bars:
-            self.bars.start()
+        self.bars.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.bars:
-            self.bars.stop()
+        self.bars.stop()
 
     def show(self, index: int, event: Event) -> None:
         """Advance a job's bar, or print its line."""
         title, total = self.jobs[index]
         self.first = self.first or time.monotonic()
         text = describe(event, total) if event else "done"
-        self._advance(index, event)
-        if not self.bars:
-            left = f"  [{self.describe_whole()}]" if "text" not in event else ""
-            print(f"[{time.monotonic() - self.start:6.1f} s] {title}: {text}{left}", flush=True)
-            return
         completed = self.completed[index]
-        self.bars.update(self.tasks[index], completed=completed, visible=True, last=text)
-        self.bars.update(self.whole, completed=self.ended, last=self.describe_whole())
-
-    def _advance(self, index: int, event: Event) -> None:
-        """Note what a job has completed."""
-        total = self.jobs[index][1]
         if event == ENDED:
-            self.completed[index] = total
+            completed = total
             self.ended += 1
         elif "cell" in event and total > 1:
-            self.completed[index] = min(self.completed[index] + 1, total)
+            completed = min(completed + 1, total)
         elif "epoch" in event or "progress" in event:
-            completed = float(event["epoch"] if "epoch" in event else event["progress"])
-            if self.completed[index] == 0:  # an interrupted training goes on
-                self.before[index] = math.ceil(completed) - 1
-            self.completed[index] = completed
+            reached = float(event["epoch"] if "epoch" in event else event["progress"])
+            if completed == 0:  # an interrupted training goes on
+                self.before[index] = math.ceil(reached) - 1
+            completed = reached
+        self.completed[index] = completed
+        whole = self.describe_whole()
+        self.bars.update(self.tasks[index], completed=completed, visible=True, last=text)
+        self.bars.update(self.whole, completed=self.ended, last=whole)
+        if self.bars.disable:
+            left = f"  [{whole}]" if "text" not in event else ""
+            print(f"[{time.monotonic() - self.start:6.1f} s] {title}: {text}{left}", flush=True)
 
     def describe_whole(self) -> str:
         """How much of all jobs is done, and about how long the rest takes."""
@@ -110,10 +101,10 @@ class Display:
 
 def describe(event: Event, total: int) -> str:
     """One line for an epoch, a part of one (`progress`), a finished `cell`, or a `text`."""
+    if "progress" in event:
+        epoch = math.ceil(event["progress"])
+        return f"epoch {epoch}/{total}: {event['progress'] + 1 - epoch:.0%}"
     if "epoch" not in event:
-        if "progress" in event:
-            epoch = math.ceil(event["progress"])
-            return f"epoch {epoch}/{total}: {event['progress'] + 1 - epoch:.0%}"
         return str(event.get("cell") or event["text"])
     shown = {
         "train/class_loss": "train loss",
@@ -131,7 +122,7 @@ def show_values(title: str, values: dict[str, Value]) -> None:
 
 
 def show_trainings(
-    trainings: Mapping[str, tuple[RunConfig, dict[str, Value]]],
+    trainings: Mapping[str, tuple[TrainConfig, dict[str, Value]]],
     seeds: Sequence[int],
     params: Params,
 ) -> None:
@@ -139,9 +130,7 @@ def show_trainings(
 
     A value that all of them share stands once; another for each of those that have it.
     """
-    rows = {}
-    for name, (config, values) in trainings.items():
-        rows[name] = _training_rows(name, config, values, params)
+    rows = {name: _training_rows(name, *shown, params) for name, shown in trainings.items()}
     count = len(trainings) * len(seeds)
     trainings_text = "1 training" if count == 1 else f"{count} trainings"
     title = f"{', '.join(trainings)}: {trainings_text}, seeds {', '.join(map(str, seeds))}"
@@ -170,10 +159,8 @@ def option_rows(
         hidden.add("position_weight")
     if not variant.teacher:
         hidden.add("teacher_weight")
-    rows = []
-    for key, value in variant.model_dump(exclude_none=True, exclude={"finetune"}).items():
-        if value != {}:
-            rows.append((key, str(value), where))
+    own = variant.model_dump(exclude_none=True, exclude={"finetune"})
+    rows = [(key, str(value), where) for key, value in own.items() if value != {}]
     for name, value in values.items():
         if name not in hidden:
             rows.append((name, str(value.value), value.source))
@@ -181,7 +168,7 @@ def option_rows(
 
 
 def _training_rows(
-    title: str, config: RunConfig, values: dict[str, Value], params: Params
+    title: str, config: TrainConfig, values: dict[str, Value], params: Params
 ) -> list[tuple[str, str, str]]:
     """(key, value, from) of one training."""
     scale = params.scale_of(config.model_name)
@@ -197,7 +184,7 @@ def _training_rows(
     for key, value in (config.model.model_dump(include=SHOWN) | config.model.kwargs).items():
         changed = key in at_scale or key in at_scale.get("kwargs", {})
         rows.append((key, str(value), f"scales.{scale}.{place}" if changed else place))
-    if isinstance(config, TrainConfig) and config.world_size > 1:
+    if config.world_size > 1:
         rows.append(("processes", f"{config.world_size}, routes {config.routes}", "distributed"))
     return rows + option_rows(title, config.variant, values, params)
 

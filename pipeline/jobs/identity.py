@@ -19,7 +19,9 @@ PACKAGES = ("lsvit", "pipeline", "papers")
 # shown and started. Of these rooms three modules count all the same.
 NOT_RUN = ("pipeline.config", "pipeline.errors", "pipeline.jobs", "pipeline.tracking")
 RUN = ("pipeline.jobs.files", "pipeline.jobs.configs", "pipeline.config.samplers")
+IMPORT = ast.Import | ast.ImportFrom
 MESSAGES = ("print", "warn")  # functions whose text changes no result
+_installed = cache(packages_distributions)  # distributions by what they let a module import
 BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")  # of /proc/cpuinfo, as torch looks for them
 
 
@@ -27,13 +29,11 @@ class Module(NamedTuple):
     """What a file says of the jobs that import it."""
 
     code: str  # what of it can change a result
-    imports: frozenset[str]  # modules, and names that may be modules
-    libraries: frozenset[str]  # packages whose versions count
+    imports: set[str]  # modules, and names that may be modules
+    libraries: set[str]  # packages whose versions count
 
 
-def imported_modules(
-    *modules: str, follow: Callable[[str], bool] = lambda name: True
-) -> dict[str, Module]:
+def imported_modules(*modules: str, follow: Callable[[str], bool]) -> dict[str, Module]:
     """Read the project's modules that some modules import, directly or not, themselves included.
 
     Imports for type checkers alone do not count, nor do modules that are not to be followed.
@@ -49,7 +49,7 @@ def imported_modules(
             continue
         found[name] = _read(path.read_text("utf-8"), name.endswith((".section", ".configs")))
         todo.append(name.rpartition(".")[0])  # a package's own module runs first
-        todo += [each for each in found[name].imports if each.split(".")[0] in PACKAGES]
+        todo += [each for each in found[name].imports if each.startswith(PACKAGES)]
     return found
 
 
@@ -64,14 +64,14 @@ def _read(text: str, declares: bool) -> Module:
             imports.update(f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
             imports.update(alias.name for alias in node.names)
-    body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
-    heads = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    heads = [node for node in tree.body if isinstance(node, IMPORT)]
+    body = [node for node in tree.body if node not in heads]
     libraries = {name.split(".")[0] for name in imports}
     if declares:
         body = _functions(body)
         libraries = set()
     lines = [*sorted(map(ast.dump, heads)), *map(ast.dump, body)]
-    return Module("\n".join(lines), frozenset(imports), frozenset(libraries))
+    return Module("\n".join(lines), imports, libraries)
 
 
 def is_run(module: str) -> bool:
@@ -94,22 +94,12 @@ def code_digest(*modules: str) -> str:
     for name, module in sorted(imported_modules(*modules, follow=is_run).items()):
         libraries |= module.libraries
         digest.update(f"{name}\n{module.code}".encode())
-    digest.update(json.dumps(versions(libraries)).encode())
+    names: set[str] = set()
+    for library in libraries.difference(PACKAGES):
+        names.update(_installed().get(library, ()))  # the standard library is of no distribution
+    versions = {name: version(name) for name in sorted(names)}
+    digest.update(json.dumps(versions).encode())
     return digest.hexdigest()
-
-
-def versions(packages: set[str]) -> dict[str, str]:
-    """The versions of what was installed for these packages; the standard library has none."""
-    installed = _distributions()
-    names = {name for package in packages for name in installed.get(package, ())}
-    return {name: version(name) for name in sorted(names)}
-
-
-@cache
-def _distributions() -> dict[str, list[str]]:
-    own = (*PACKAGES, "stages")
-    found = packages_distributions()
-    return {package: sorted(set(names)) for package, names in found.items() if package not in own}
 
 
 def _functions(body: list[ast.stmt]) -> list[ast.stmt]:
@@ -136,7 +126,7 @@ class _Executed(ast.NodeTransformer):
         if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in MESSAGES:
             node = _Silent().visit(node)
         self.generic_visit(node)
-        if isinstance(node, ast.Import | ast.ImportFrom):
+        if isinstance(node, IMPORT):
             node.names.sort(key=lambda alias: alias.name)
         scopes = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
         if isinstance(node, scopes) and ast.get_docstring(node, clean=False) is not None:
@@ -172,8 +162,4 @@ def processor(device: str, engine: Engine) -> tuple[str, bool]:
             return "cuda", found.has_bf16
     if device in ("cuda", "mps"):
         return device, False
-    return "cpu", _cpu_has_bf16()
-
-
-def _cpu_has_bf16() -> bool:
-    return not only_avx2() and not cpu_flags().isdisjoint(BF16_FLAGS)
+    return "cpu", not only_avx2() and not cpu_flags().isdisjoint(BF16_FLAGS)

@@ -8,7 +8,6 @@ holds.
 import hashlib
 import importlib
 import json
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from pipeline.declared import remove
 from pipeline.errors import UserError, explain
 from pipeline.files import reading, replace_text, sound
 from pipeline.jobs.configs import WIDE, RunConfig
@@ -107,11 +107,11 @@ class Job:
 
     def finish(self) -> None:
         """Mark the job as finished, with the size, time and sha256 of every file that it left."""
-        left = {
-            path.name: [*_size_and_time(path), sha256(path)]
-            for path in sorted(self.folder.iterdir())
-            if path.is_file() and path.name not in (CONFIG, LOCK)
-        }
+        left = {}
+        for path in sorted(self.folder.iterdir()):
+            if path.is_file() and path.name not in (CONFIG, LOCK):
+                stat = path.stat()
+                left[path.name] = [stat.st_size, stat.st_mtime_ns, sha256(path)]
         replace_text(self.folder / DONE, json.dumps(left, indent=1) + "\n")
 
     def discard_damaged(self) -> list[str]:
@@ -122,7 +122,7 @@ class Job:
             names = self._find_damage()
             if names:
                 for name in (DONE, *self._left()):  # a training with a history would not go on
-                    _remove(self.folder / name)
+                    remove(self.folder / name)
         return names
 
     def _find_damage(self) -> list[str]:
@@ -183,7 +183,7 @@ def call(job: Job, report: Callable[[Event], None]) -> None:
     for file in job.folder.glob("*.pt"):  # what an interrupted run goes on from
         if not sound(file):
             report({"text": f"{file.name} is damaged: what it had is computed again"})
-            _remove(file)
+            remove(file)
     module, name = job.function.split(":")
     function = getattr(importlib.import_module(module), name)
     try:
@@ -200,14 +200,3 @@ def call(job: Job, report: Callable[[Event], None]) -> None:
         if line := explain(error):
             raise UserError(f"{job.title}: {line}") from None
         raise
-
-
-def _size_and_time(path: Path) -> tuple[int, int]:
-    return path.stat().st_size, path.stat().st_mtime_ns
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from contextlib import suppress
 from functools import cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple
 
 import psutil
@@ -55,56 +55,47 @@ def available_cores() -> int:
 
     A quota is that of its control group or of a group around it, rounded up, as joblib does.
     """
-    quotas = []
+    cores = seen_cores()
     for folder in group_folders("cpu"):
-        quotas += _read_ratio(folder / "cpu.max")
-        quotas += _read_ratio(folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us")
-    return min([seen_cores(), *map(math.ceil, quotas)])
+        for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+            if numbers := _read_numbers(folder, *names):
+                quota, period = numbers
+                cores = min(cores, math.ceil(quota / period))
+    return cores
 
 
 def memory_limit() -> int:
     """Bytes that this process may use at most: the machine's, or what its control groups allow."""
-    limits = []
+    limits: list[float] = [psutil.virtual_memory().total]
     for folder in group_folders("memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
-            limits += _read_numbers(folder / name)
-    return min([psutil.virtual_memory().total, *map(int, limits)])
+            limits += _read_numbers(folder, name)
+    return int(min(limits))
 
 
-def group_folders(controller: str, process: Path = Path("/proc/self")) -> list[Path]:
-    """Folders of the control groups that a process is in, version 1 and 2, from the inside out."""
+def group_folders(controller: str, root: Path = Path("/")) -> list[Path]:
+    """Folders of the control groups that this process is in, version 1 and 2, from the inside out.
+
+    A container may see its own group alone, in the place of the outermost: some are not there.
+    """
     folders: list[Path] = []
     with suppress(OSError):  # no Linux
-        groups: dict[str, str] = {}  # path by controller, "" for version 2
-        for line in (process / "cgroup").read_text("utf-8").splitlines():
-            _, names, path = line.split(":", 2)
-            groups |= dict.fromkeys(names.split(","), path)
-        for line in (process / "mountinfo").read_text("utf-8").splitlines():
-            before, _, after = line.partition(" - ")
-            root, mount = before.split()[3:5]
-            kind, *options = re.split("[ ,]", after)
-            name = "" if kind == "cgroup2" else controller
-            if not kind.startswith("cgroup") or (name and name not in options):
-                continue
-            group = PurePosixPath(groups.get(name, "/"))
-            # A container may see its own group alone, as the root of what is mounted.
-            inside = group.relative_to(root) if group.is_relative_to(root) else PurePosixPath()
-            folders += [Path(mount, *inside.parts[:n]) for n in range(len(inside.parts), -1, -1)]
+        for line in (root / "proc/self/cgroup").read_text("utf-8").splitlines():
+            _, names, path = line.split(":", 2)  # no names: version 2
+            if controller in names.split(",") or not names:
+                mount = root / "sys/fs/cgroup" / (controller if names else "")
+                group = mount / path.lstrip("/")
+                folders += [group, *group.parents[: len(group.relative_to(mount).parts)]]
     return folders
 
 
-def _read_numbers(*files: Path) -> list[float]:
+def _read_numbers(folder: Path, *names: str) -> list[float]:
     """The positive numbers in some files; none where one is absent or says "max" or -1."""
     with suppress(OSError, ValueError):
-        numbers = [float(word) for file in files for word in file.read_text("utf-8").split()]
-        return numbers if min(numbers, default=0) > 0 else []
+        text = " ".join((folder / name).read_text("utf-8") for name in names)
+        numbers = [float(word) for word in text.split()]
+        return numbers if min(numbers) > 0 else []
     return []
-
-
-def _read_ratio(*files: Path) -> list[float]:
-    """A quota of CPU time over its period, if there is one."""
-    numbers = _read_numbers(*files)
-    return [numbers[0] / numbers[1]] if len(numbers) == 2 else []
 
 
 # ---- GPUs -------------------------------------------------------------------------------------

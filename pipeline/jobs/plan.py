@@ -30,7 +30,7 @@ from pipeline.jobs.files import (
 )
 from pipeline.jobs.job import TRAIN, Job
 from pipeline.jobs.processes import root
-from pipeline.jobs.rows import gather_rows
+from pipeline.jobs.rows import read_rows
 
 
 def run_config(
@@ -170,9 +170,17 @@ class Plan:
     def gather(
         self, jobs: Mapping[Any, Job], file: str = ROWS, keys: Sequence[str] = ("variant", "seed")
     ) -> pd.DataFrame:
-        """Concatenate a file of rows of each job. The jobs' keys become columns of these names."""
-        files = {key: job.folder / file for key, job in jobs.items()}
-        return gather_rows(self.params.dataset, self.params.model, files, keys)
+        """Concatenate a file of rows of each job.
+
+        The first columns are data set, model and, with these names, what the jobs' keys hold.
+        """
+        cell = {"dataset": self.params.dataset, "model": self.params.model}
+        frames = []
+        for key, job in jobs.items():
+            where = cell | dict(zip(keys, key, strict=True))
+            rows = read_rows(job.folder / file)
+            frames.append(rows.assign(**where)[[*where, *rows.columns]])
+        return pd.concat(frames, ignore_index=True)
 
     def starting(self) -> dict[int, Job]:
         """What makes the starting weights, by seed, of a plan for `pretrain`.
@@ -187,10 +195,10 @@ class Plan:
                 for seed in self.params.starts
             }
         file = preset.local_file(root())
-        fields = self.fields("pretrain", PLAIN, file if file and file.is_file() else None)
+        whole = file if file and file.is_file() else None
+        fields = self.fields("pretrain", PLAIN, whole)
         fields["model"] = preset
-        about = file.with_name(CONFIG) if file else None
-        if about and about.is_file() and fields["weights_sha256"]:  # it names the outputs
+        if whole and (about := whole.with_name(CONFIG)).is_file():  # it names the outputs
             fields["weights_sha256"] += self.digest(about)
         inputs = {
             "data": self.data,
@@ -211,8 +219,7 @@ class Plan:
             found[name] = {}
             for seed in self.params.seeds:
                 job = self.training(name, variant, own, seed, self.start(seed), per=own.per)
-                apart = (*job.apart, "weights_sha256")
-                found[name][seed] = replace(job, apart=apart, first=first)
+                found[name][seed] = replace(job, apart=("seed", "weights_sha256"), first=first)
         return found
 
     def start(self, seed: int) -> Path:

@@ -4,10 +4,11 @@ import multiprocessing
 import os
 import queue
 import signal
-from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor
 from concurrent.futures import wait as wait_for
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,40 +64,28 @@ def pool(todo: Sequence[Job], device: str, threads: int, workers: int | None = N
     )
     try:
         futures = [executor.submit(_work, job, i) for i, job in enumerate(todo)]
-        running = set(range(len(todo)))
+        running = len(todo)
         while running:
             finished, _ = wait_for(futures, timeout=0.2, return_when=FIRST_EXCEPTION)
-            for i, event in _drain(events):
-                yield i, event
-                if event == ENDED:
-                    running.remove(i)
-            _raise_first_error(finished)
+            with suppress(queue.Empty):
+                while True:
+                    i, event = events.get(timeout=0.05)
+                    yield i, event
+                    if event == ENDED:
+                        running -= 1
+            for future in finished:
+                if isinstance(future.exception(), BrokenProcessPool):
+                    raise WorkerDied(
+                        "a worker process died (killed, or out of memory); finished epochs are "
+                        "kept, the next run goes on from there"
+                    )
+                future.result()  # raises what the job raised
     except BaseException:
         for process in list((executor._processes or {}).values()):
             process.terminate()  # there is no public way to stop running work
         raise
     finally:
         executor.shutdown(cancel_futures=True)
-
-
-def _drain(events: Any) -> Iterator[tuple[int, Event]]:
-    while True:
-        try:
-            yield events.get(timeout=0.05)
-        except queue.Empty:
-            return
-
-
-def _raise_first_error(finished: set[Future]) -> None:
-    for future in finished:
-        error = future.exception()
-        if isinstance(error, BrokenProcessPool):
-            raise WorkerDied(
-                "a worker process died (killed, or out of memory); finished epochs are kept, "
-                "the next run goes on from there"
-            )
-        if error is not None:
-            raise error
 
 
 def _start_worker(slots: Any, events: Any, place: Path) -> None:

@@ -13,9 +13,10 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from pipeline.config.sections import Distributed
 from pipeline.errors import UserError, WorkerDied
@@ -36,24 +37,30 @@ PATIENCE = 5  # seconds without a report after which the nodes are counted
 Resources = dict[str, float]  # Ray's names: CPU, GPU, memory in bytes
 
 
-class Task(NamedTuple):
-    """What a node needs to run a job."""
-
-    job: Job
-    code: str  # digest that the node's code must have
-    root: Path  # the repository that jobs belong to
-    marker: Path  # a folder there that the driver has just made, under a random name
-    folder: Path  # the driver's working folder
-    device: str
-    threads: int
-    distributed: Distributed | None  # of a training in several processes
-
-
 # ---- on a node --------------------------------------------------------------------------------
 
 
-def work(task: Task) -> Iterator[Event]:
+def work(
+    job: Job,
+    code: str,
+    place: Path,
+    marker: Path,
+    folder: Path,
+    device: str,
+    threads: int,
+    distributed: Distributed | None,
+) -> Iterator[Event]:
     """Run a job as the local engine does. Yields its events.
+
+    Args:
+        job: to run.
+        code: digest that the node's code must have.
+        place: the repository that jobs belong to.
+        marker: a folder there that the driver has just made, under a random name.
+        folder: the driver's working folder.
+        device: as in params.yaml.
+        threads: cores that a process takes.
+        distributed: of a training in several processes.
 
     Raises:
         UserError: a user's mistake, or this node has other code or libraries than the driver, or
@@ -61,30 +68,29 @@ def work(task: Task) -> Iterator[Event]:
     """
     import ray
 
-    job = task.job
     node = f"{socket.gethostname()} {ray.util.get_node_ip_address()}"
-    if job.code != task.code:
+    if job.code != code:
         raise UserError(
             f"{job.title}: node {node} has other code or libraries than the machine that "
             "sends the jobs; accepted: the same commit and `uv sync` on all of them"
         )
-    inputs = [task.folder / path for path in job.inputs.values() if path]
-    for needed in (task.marker, task.folder, *inputs):
+    inputs = [folder / path for path in job.inputs.values() if path]
+    for needed in (marker, folder, *inputs):
         if not needed.exists():
             raise UserError(
                 f"{job.title}: node {node} does not see {needed}; accepted: a repository and data "
                 "that all nodes share, at the same path"
             )
     os.environ.pop("OMP_NUM_THREADS", None)  # Ray sets it, the local engine does not
-    os.environ["DVC_ROOT"] = str(task.root)
+    os.environ["DVC_ROOT"] = str(place)
     use_portable_kernels(job.config.portable)
     prepare_environment()
-    os.chdir(task.folder)
-    if task.distributed:
-        events = spread([job], task.distributed, task.threads)
+    os.chdir(folder)
+    if distributed:
+        events = spread([job], distributed, threads)
     else:
         start_workers(job.function.split(":")[0], "timm")
-        events = pool([job], task.device, task.threads)
+        events = pool([job], device, threads)
     yield {"text": f"on node {node}"}
     for _, event in events:
         if "text" in event:
@@ -121,8 +127,11 @@ def connect(**alone: Any) -> None:
     options: dict[str, Any] = {}
     if not address:
         use_short_temporary_folder(SESSION_NAME, "RAY_TMPDIR")
-        options = {"num_cpus": available_cores(), "include_dashboard": False}
-        options |= {"_node_ip_address": "127.0.0.1"} | alone
+        options = {
+            "num_cpus": available_cores(),
+            "include_dashboard": False,
+            "_node_ip_address": "127.0.0.1",
+        } | alone
     terminated = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address or "local", **options, log_to_driver=False, logging_level=logging.ERROR)
@@ -146,7 +155,7 @@ def has_gpus() -> bool:
 
 
 def run_on_cluster(
-    todo: Sequence[Job], device: str, threads: int, distributed: Distributed | None = None
+    todo: Sequence[Job], device: str, threads: int, distributed: Distributed | None
 ) -> Events:
     """The events of jobs on the nodes of the cluster, all of them at once if there is room.
 
@@ -174,29 +183,31 @@ def _nodes() -> list[Resources]:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
+@dataclass
 class _Driver:
     """Sends jobs to nodes, and sends again what is lost."""
 
-    def __init__(
-        self,
-        todo: Sequence[Job],
-        marker: Path,
-        device: str,
-        threads: int,
-        distributed: Distributed | None,
-    ) -> None:
-        self.todo = todo
-        self.marker = marker
-        self.device = device
-        self.threads = threads
-        self.distributed = [distributed if is_spread(job, distributed) else None for job in todo]
-        self.processes = [each.processes if each else 1 for each in self.distributed]
-        # GiB that a job is given
-        sizes = zip(self.processes, todo, strict=True)
-        self.memory = [max(count, ceil(job.memory / GIB)) for count, job in sizes]
-        self.gpus = device != "cpu" and any(node.get("GPU") for node in _nodes())
-        self.deaths: Counter[int] = Counter()
-        self.running: dict[Any, int] = {}  # index of the job by its stream of events
+    todo: Sequence[Job]
+    marker: Path
+    device: str
+    threads: int
+    distributed: Distributed | None
+    needs: list[Resources] = field(default_factory=list)  # what a job takes of its node
+    deaths: Counter[int] = field(default_factory=Counter)
+    running: dict[Any, int] = field(default_factory=dict)  # job's index by its stream of events
+
+    def __post_init__(self) -> None:
+        uses_gpus = self.device != "cpu" and has_gpus()
+        for job in self.todo:
+            several = self.spread_of(job)
+            count = several.processes if several else 1
+            memory = max(count, ceil(job.memory / GIB)) * GIB
+            gpus = count if uses_gpus else 0
+            self.needs.append({"CPU": self.threads * count, "GPU": gpus, "memory": memory})
+
+    def spread_of(self, job: Job) -> Distributed | None:
+        """How a job is spread over processes, if it is."""
+        return self.distributed if is_spread(job, self.distributed) else None
 
     def run(self) -> Events:
         """Events as they come, until every job has ended."""
@@ -232,35 +243,33 @@ class _Driver:
         import ray
 
         self.check_nodes(i)
-        job = self.todo[i]
-        task = Task(
-            job=job,
-            code=job.code,
-            root=root().resolve(),
-            marker=self.marker,
-            folder=Path.cwd(),
-            device=self.device,
-            threads=self.threads,
-            distributed=self.distributed[i],
-        )
-        needs = self.needs(i)
-        remote: Any = ray.remote(num_returns="streaming", max_retries=0)(work)
+        job, needs = self.todo[i], self.needs[i]
+        remote: Any = ray.remote(work)
         remote = remote.options(
-            num_cpus=needs["CPU"], num_gpus=needs["GPU"], memory=needs["memory"], name=job.title
+            num_returns="streaming",
+            max_retries=0,
+            num_cpus=needs["CPU"],
+            num_gpus=needs["GPU"],
+            memory=needs["memory"],
+            name=job.title,
         )
-        self.running[remote.remote(task)] = i
-
-    def needs(self, i: int) -> Resources:
-        """What a job takes of its node."""
-        processes = self.processes[i]
-        gpus = processes if self.gpus else 0
-        return {"CPU": self.threads * processes, "GPU": gpus, "memory": self.memory[i] * GIB}
+        stream = remote.remote(
+            job,
+            job.code,
+            root().resolve(),
+            self.marker,
+            Path.cwd(),
+            self.device,
+            self.threads,
+            self.spread_of(job),
+        )
+        self.running[stream] = i
 
     def check_nodes(self, *jobs: int) -> None:
         """Raises UserError: no living node could ever run one of the jobs."""
         nodes = _nodes()
         for i in jobs:
-            needs = self.needs(i)
+            needs = self.needs[i]
             if not any(all(n.get(key, 0) >= needs[key] for key in needs) for n in nodes):
                 there = "; ".join(sorted(map(_amounts, nodes))) or "none"
                 raise UserError(
@@ -280,7 +289,7 @@ class _Driver:
                 f"the last time: {reason}; finished epochs are kept, the next run goes on there"
             )
         if isinstance(error, OutOfMemoryError):
-            self.memory[i] *= 2  # fewer jobs beside it
+            self.needs[i]["memory"] *= 2  # fewer jobs beside it
         self.submit(i)
         return {"text": f"lost its worker, goes on elsewhere ({reason})"}
 

@@ -2,16 +2,14 @@
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from pipeline.files import reading
 
 KEYS = ["dataset", "model", "variant", "order", "keep"]
-NAMES = (
+TEXTS = (  # also where they look like numbers
     "dataset",
     "model",
     "variant",
@@ -23,7 +21,6 @@ NAMES = (
     "route",
     "placement",
 )
-TEXTS = dict.fromkeys(NAMES, str)  # also where they look like numbers
 
 
 def read_rows(path: Path) -> pd.DataFrame:
@@ -33,51 +30,25 @@ def read_rows(path: Path) -> pd.DataFrame:
         UserError: the file cannot be read, or a line has fewer or more cells than the first.
     """
     with reading(path):
-        return _rows(path.read_text("utf-8"))
+        return parse_rows(path.read_text("utf-8"), path)
 
 
-def parse_rows(text: str, name: str) -> pd.DataFrame:
+def parse_rows(text: str, name: Path | str) -> pd.DataFrame:
     """The same of a text that has this name, as that of a git revision."""
     with reading(name):
-        return _rows(text)
-
-
-def _rows(text: str) -> pd.DataFrame:
-    if text == "\n":  # a table of no rows and no columns, as pandas writes it
-        return pd.DataFrame()
-    try:
-        lines = list(csv.reader(io.StringIO(text), strict=True))
-    except csv.Error as error:  # which is no ValueError
-        raise ValueError(str(error)) from None
-    if text and not text.endswith("\n"):
-        raise ValueError("its last row is torn")
-    if torn := next(
-        (i for i, line in enumerate(lines, 1) if len(line) != len(lines[0])), None
-    ):  # pandas would fill it up
-        raise ValueError(f"row {torn} has {len(lines[torn - 1])} cells, the first {len(lines[0])}")
-    return pd.read_csv(io.StringIO(text), dtype=TEXTS, keep_default_na=False, na_values=[""])
-
-
-def gather_rows(
-    dataset: str,
-    model: str,
-    files: Mapping[Any, Path],
-    keys: Sequence[str] = ("variant", "seed"),
-) -> pd.DataFrame:
-    """Concatenate the rows of many jobs.
-
-    Args:
-        dataset: the first column.
-        model: the second column.
-        files: of each job, by its key, a tuple that becomes the next columns.
-        keys: the names of these columns.
-    """
-    frames = []
-    for key, path in files.items():
-        where = {"dataset": dataset, "model": model} | dict(zip(keys, key, strict=True))
-        rows = read_rows(path)
-        frames.append(rows.assign(**where)[[*where, *rows.columns]])
-    return pd.concat(frames, ignore_index=True)
+        if text == "\n":  # a table of no rows and no columns, as pandas writes it
+            return pd.DataFrame()
+        try:
+            lines = list(csv.reader(io.StringIO(text), strict=True))
+        except csv.Error as error:  # which is no ValueError
+            raise ValueError(str(error)) from None
+        if text and not text.endswith("\n"):
+            raise ValueError("its last row is torn")
+        for number, line in enumerate(lines, 1):
+            if len(line) != len(lines[0]):  # pandas would fill it up
+                raise ValueError(f"row {number} has {len(line)} cells, the first {len(lines[0])}")
+        types = dict.fromkeys(TEXTS, str)
+        return pd.read_csv(io.StringIO(text), dtype=types, keep_default_na=False, na_values=[""])
 
 
 def write_results(rows: pd.DataFrame, path: Path) -> None:

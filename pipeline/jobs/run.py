@@ -65,20 +65,19 @@ def run(
         else:
             pool_jobs.append(job)
 
+    started: list[tuple[list[Job], Events]] = []  # generators, which run when they are read
     if ray_jobs:
         from pipeline.jobs.ray import run_on_cluster
 
-        _show(ray_jobs, run_on_cluster(ray_jobs, device, threads, distributed), on_epoch, then)
+        started.append((ray_jobs, run_on_cluster(ray_jobs, device, threads, distributed)))
     if pool_jobs:
-        _show(pool_jobs, pool(pool_jobs, device, threads, workers), on_epoch, then)
+        started.append((pool_jobs, pool(pool_jobs, device, threads, workers)))
     if spread_jobs and distributed:
-        _show(spread_jobs, spread(spread_jobs, distributed, threads), on_epoch, then)
-
-
-def _show(jobs: Sequence[Job], events: Events, on_epoch: OnEpoch | None, then: str) -> None:
-    titles = [(job.title, job.total) for job in jobs]
-    with Display(titles, then) as display, closing(events):
-        for i, event in events:
-            display.show(i, event)
-            if on_epoch and "epoch" in event:
-                on_epoch(jobs[i], event)
+        started.append((spread_jobs, spread(spread_jobs, distributed, threads)))
+    for group, events in started:
+        titles = [(job.title, job.total) for job in group]
+        with Display(titles, then) as display, closing(events):
+            for i, event in events:
+                display.show(i, event)
+                if on_epoch and "epoch" in event:
+                    on_epoch(group[i], event)

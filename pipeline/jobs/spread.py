@@ -42,11 +42,24 @@ def spread(todo: Sequence[Job], distributed: Distributed, threads: int) -> Event
     identity = hashlib.sha256("".join(job.key for job in todo).encode()).hexdigest()[:20]
     folder = (root() / ".lsvit" / "torchrun" / identity).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, *_arguments(distributed, identity, folder)]
+    meeting = ["--standalone", "--local-addr=127.0.0.1"]
+    if distributed.nodes > 1:
+        endpoint = f"--rdzv-endpoint={distributed.endpoint}"
+        meeting = ["--rdzv-backend=c10d", endpoint, f"--rdzv-id={identity}"]
+    arguments = [
+        "-m",
+        "torch.distributed.run",
+        f"--nnodes={distributed.nodes}",
+        f"--nproc-per-node={distributed.processes}",
+        *meeting,
+        "-m",
+        "pipeline.training.torchrun",
+        str(folder),
+    ]
     if distributed.nodes > 1:
         print(
             "on each other machine, with this folder at the same place: "
-            f"cd {Path.cwd()} && DVC_ROOT={root().resolve()} uv run python {' '.join(command[1:])}",
+            f"cd {Path.cwd()} && DVC_ROOT={root().resolve()} uv run python {' '.join(arguments)}",
             flush=True,
         )
     env = os.environ | {"OMP_NUM_THREADS": str(threads), STAGE_PID: str(os.getpid())}
@@ -56,7 +69,9 @@ def spread(todo: Sequence[Job], distributed: Distributed, threads: int) -> Event
         with all_locked(todo), open(folder / LOG, "wb") as log:
             (folder / JOBS).write_bytes(pickle.dumps(list(todo)))
             (folder / EVENTS).write_text("", "utf-8")
-            process = subprocess.Popen(command, stdout=log, stderr=log, env=env)
+            process = subprocess.Popen(
+                [sys.executable, *arguments], stdout=log, stderr=log, env=env
+            )
             try:
                 yield from _follow(folder / EVENTS, process, len(todo))
             finally:
@@ -67,27 +82,6 @@ def spread(todo: Sequence[Job], distributed: Distributed, threads: int) -> Event
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _arguments(distributed: Distributed, identity: str, folder: Path) -> list[str]:
-    """Arguments of Python that start torchrun."""
-    meeting = ["--standalone", "--local-addr=127.0.0.1"]
-    if distributed.nodes > 1:
-        meeting = [
-            "--rdzv-backend=c10d",
-            f"--rdzv-endpoint={distributed.endpoint}",
-            f"--rdzv-id={identity}",
-        ]
-    return [
-        "-m",
-        "torch.distributed.run",
-        f"--nnodes={distributed.nodes}",
-        f"--nproc-per-node={distributed.processes}",
-        *meeting,
-        "-m",
-        "pipeline.training.torchrun",
-        str(folder),
-    ]
 
 
 def _follow(path: Path, process: subprocess.Popen, running: int) -> Events:

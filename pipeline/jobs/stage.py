@@ -43,14 +43,15 @@ class Stage:
         start_workers(module, "timm", "papers", "pipeline.jobs.stage")
         with reading(DATA / "meta.json", "`dvc repro -f prepare-data` makes it again"):
             counts = read_meta(DATA)["counts"]
-            sizes = counts["train"], counts["validation"], counts.get(HELDOUT, 0)
-        self.params = params.with_sizes(*sizes)
-        print(f"on {cpu_name()} ({cpu_kind()}), {available_cores()} cores", flush=True)
-        lines = describe_exceptions() if self.params.portable else []
+            self.params = params.with_sizes(
+                counts["train"], counts["validation"], counts.get(HELDOUT, 0)
+            )
+        lines = [f"on {cpu_name()} ({cpu_kind()}), {available_cores()} cores"]
+        if self.params.portable:
+            lines += describe_exceptions()
         if self.params.device == "auto":
             lines += describe_gpus()
-        for line in lines:
-            print(line, flush=True)
+        print(*lines, sep="\n", flush=True)
         self.of = of
         self.tracker = Tracker(experiment_name(of, self.params.cell), root())
         self._trackers = {self.tracker.experiment: self.tracker}
@@ -67,7 +68,7 @@ class Stage:
     def results(self, name: str) -> None:
         """Log what the stage of this name left in results/, the last thing that it does."""
         for tracker in self._trackers.values():
-            tracker.close()
+            tracker.stopped()
         self.tracker_of(self.params.dataset, STAGES).results(name)
 
     def run(self, jobs: Sequence[Job]) -> None:

@@ -8,7 +8,7 @@ from pipeline.errors import UserError
 from pipeline.git import git
 from pipeline.jobs.portable import cpu_name
 
-WRITTEN_BY_DVC = ("results", "dvc.lock", "params.yaml")
+NOT_CODE = (":!results", ":!dvc.lock", ":!params.yaml")  # what DVC writes
 VARIABLES = {"stage": "DVC_STAGE", "dvc.exp": "DVC_EXP_NAME", "dvc.rev": "DVC_EXP_BASELINE_REV"}
 UNKNOWN = "unknown"
 
@@ -19,19 +19,18 @@ def context_tags() -> dict[str, str]:
 
     tags = {**git_tags(), "processor": cpu_name()}
     for tag, variable in VARIABLES.items():
-        if os.environ.get(variable):
-            tags[tag] = os.environ[variable]
+        if value := os.environ.get(variable):
+            tags[tag] = value
     return resolve_tags(tags)
 
 
 @cache  # several experiments of a stage ask, and a warning is given once
 def git_tags() -> dict[str, str]:
     """Return the commit, the branch and whether code differs; "unknown" where git does not say."""
-    excluded = [f":!{path}" for path in WRITTEN_BY_DVC]
     try:
         commit = git("rev-parse", "HEAD")
         branch = git("rev-parse", "--abbrev-ref", "HEAD")  # HEAD itself where it is detached
-        changes = git("status", "--porcelain", "-uno", "--", ".", *excluded)
+        changes = git("status", "--porcelain", "-uno", "--", ".", *NOT_CODE)
     except UserError as error:
         print(f"warning: runs are tagged without a commit; {error}", file=sys.stderr, flush=True)
         commit = branch = changes = None

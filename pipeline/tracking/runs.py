@@ -124,18 +124,14 @@ class Tracker:
         self._log_rows(run_id, [{name: row[name] for name in row if name != "seconds"}])
 
     @_never_raises
-    def stopped(self, error: BaseException) -> None:
-        """Mark the trainings under way as failed, or as killed if no exception ended them."""
+    def stopped(self, error: BaseException | None = None) -> None:
+        """Mark the trainings under way as failed, or as killed if no exception ended them.
+
+        Without an error they have finished: those of which a stage kept nothing.
+        """
         status = "FAILED" if isinstance(error, Exception) else "KILLED"
         for run_id in self._running:
-            self.client.set_terminated(run_id, status)
-
-    @_never_raises
-    def close(self) -> None:
-        """Mark the other trainings that ran as finished: those of which a stage kept nothing."""
-        for run_id in self._running:
-            self.client.set_terminated(run_id)
-        self._running.clear()
+            self.client.set_terminated(run_id, status if error else "FINISHED")
 
     @_never_raises
     def training(self, folder: Path) -> None:
@@ -156,8 +152,7 @@ class Tracker:
             execution = place / EXECUTION
             if execution.is_file():
                 self.client.set_tag(run_id, "execution", execution.read_text("utf-8").strip())
-            metrics = {f"final/{name}": value for name, value in final.items()}
-            self._finish(run_id, sorted(place.iterdir()), metrics)
+            self._finish(run_id, sorted(place.iterdir()), flatten({"final": final}, separator="/"))
         parent = self.client.get_run(run_id).data.tags["mlflow.parentRunId"]
         self.client.set_tag(parent, "stage", stage)
         self._log_metrics(parent, summarise(finals))
@@ -185,8 +180,8 @@ class Tracker:
         Raises:
             Exception: what MLflow raises.
         """
-        record = read_json(folder / "config.json")
-        return self._search(_key(folder.parent.name, _options(record)))
+        options = _options(read_json(folder / "config.json"))
+        return self._search(_key(folder.parent.name, options))
 
     # ---- runs ----
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from lsvit.text import user_path
+from lsvit.text import one_line, user_path
 from pipeline.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,10 +39,7 @@ def store_uri(root: Path) -> str:
         scheme, _, path = uri.partition(":///")
         if path in ("", MEMORY):
             return uri
-        path = str(user_path(path))
-        if not path.startswith("/"):
-            path = f"{_escape(root.resolve())}/{path}"
-        return f"{scheme}:///{path}"
+        return f"{scheme}:///{Path(_escape(root.resolve())) / user_path(path)}"
     folder = uri.removeprefix("file:")  # MLFLOW_ALLOW_FILE_STORE lets MLflow take a folder
     if ":" in folder or folder.startswith(("//", *NO_FOLDERS)):
         return uri
@@ -132,22 +129,20 @@ def _follow_move(database: Path, root: Path) -> None:
     with closing(sqlite3.connect(database)) as connection, connection:
         rows = connection.execute("SELECT artifact_location FROM experiments").fetchall()
         for old in {location.rpartition("/")[0] for (location,) in rows} - {new.as_uri()}:
-            runs = connection.execute(
-                "SELECT substr(artifact_uri, ?) FROM runs WHERE substr(artifact_uri, 1, ?) = ?",
-                (len(old) + 2, len(old) + 1, f"{old}/"),
+            inside = connection.execute(
+                "SELECT replace(artifact_uri, ?, '') FROM runs", (f"{old}/",)
             )
             path = Path(unquote(urlsplit(old).path))
             gone = not path.exists()
-            found = any((new / unquote(run)).exists() for (run,) in runs)
+            found = any((new / unquote(run)).exists() for (run,) in inside)
             moved = (here and (found or gone)) or (found and gone)
             copied = here and not moved and (path.parent / "dvc.yaml").is_file()
             if path.name != ARTIFACTS or not (moved or copied):
                 continue
             for table, column in LOCATIONS:
                 connection.execute(
-                    f"UPDATE {table} SET {column} = ? || substr({column}, ?) "  # noqa: S608
-                    f"WHERE substr({column}, 1, ?) = ?",
-                    (new.as_uri(), len(old) + 1, len(old) + 1, f"{old}/"),
+                    f"UPDATE {table} SET {column} = replace({column}, ?, ?)",  # noqa: S608
+                    (f"{old}/", f"{new.as_uri()}/"),
                 )
             line = f"{database}: artifacts are looked for in {new}, no longer in {path}"
             if copied:
@@ -180,7 +175,7 @@ def check_store(root: Path) -> None:
 
 def describe(error: BaseException) -> str:
     """The kind and the whole text of an error, on one line."""
-    return f"{type(error).__name__}: {without_password(' '.join(str(error).split()))}"
+    return f"{type(error).__name__}: {without_password(one_line(error))}"
 
 
 def without_password(text: str) -> str:

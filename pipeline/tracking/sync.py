@@ -1,6 +1,5 @@
 """`lsvit track sync`: fill an MLflow store from what finished stages left."""
 
-from functools import cache
 from pathlib import Path
 
 from pipeline.config.paper import Paper
@@ -30,12 +29,11 @@ def sync(papers: tuple[Paper, ...]) -> int:
     for folder in trainings:
         check_preset(folder)
     scale = read_json(PRESET, list)[1]
-    trackers: list[Tracker] = []
+    trackers: dict[str, Tracker] = {}
 
-    @cache
     def tracker_of(of: str, *cell: str) -> Tracker:
-        trackers.append(Tracker(experiment_name(of, cell), Path(), live=False))
-        return trackers[-1]
+        name = experiment_name(of, cell)
+        return trackers.setdefault(name, Tracker(name, Path(), live=False))
 
     for folder in trainings:
         config = read_json(next(folder.glob("seed_*/config.json")))
@@ -47,6 +45,6 @@ def sync(papers: tuple[Paper, ...]) -> int:
         tracker = tracker_of(STAGES, cell["dataset"], cell["model"], cell["scale"])
         for stage in declared_stages():
             tracker.results(stage)
-    if any(tracker.failed for tracker in trackers):
+    if any(tracker.failed for tracker in trackers.values()):
         raise UserError(f"MLflow at {without_password(store_uri(Path()))} cannot be filled")
-    return sum(tracker.recorded for tracker in trackers)
+    return sum(tracker.recorded for tracker in trackers.values())

@@ -33,14 +33,11 @@ def test_limits_of_containers(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (tmp_path / "cgroup").write_text("4:memory:/a/b\n1:cpu,cpuacct:/a/b\n0::/a/b\n")
-    mounts = f"1 1 0:1 / {tmp_path}/2 rw - cgroup2 cgroup2 rw\n"
-    for name in ("cpu", "memory"):
-        mounts += f"1 1 0:1 / {tmp_path}/{name} rw - cgroup cgroup rw,{name}\n"
-    (tmp_path / "mountinfo").write_text(mounts)
-    for name, text in files.items():
+    groups = "4:memory:/a/b\n1:cpu,cpuacct:/a/b\n0::/a/b\n"
+    files = {f"sys/fs/cgroup/{name}": text + "\n" for name, text in files.items()}
+    for name, text in ({"proc/self/cgroup": groups} | files).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text + "\n")
+        (tmp_path / name).write_text(text)
     monkeypatch.setattr(machine, "group_folders", lambda name: group_folders(name, tmp_path))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8), raising=False)
     total = type("Memory", (), {"total": 64 * GIB})

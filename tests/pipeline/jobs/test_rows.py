@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,9 @@ from papers.layershuffle.compute.rows import table_metrics
 from pipeline.config.load import load
 from pipeline.config.params import Params
 from pipeline.files import write_json
-from pipeline.jobs.rows import gather_rows, read_rows, seed_means
+from pipeline.jobs.files import ROWS
+from pipeline.jobs.plan import Plan
+from pipeline.jobs.rows import read_rows, seed_means
 from pipeline.report.evaluations import summarise
 from pipeline.report.results import Results
 
@@ -32,12 +35,14 @@ def evaluation(accuracy: float) -> pd.DataFrame:
 @pytest.mark.parametrize("names", [NAMES, NUMBERS, ["NA"], ["1"]])
 def test_a_variant_of_any_name_keeps_its_rows(names: list[str], tmp_path: Path) -> None:
     """From the evaluations to results/prune_eval.csv, and from there to tables."""
-    files = {}
+    jobs = {}
     for i, name in enumerate(names):
         for seed in (0, 1):
-            files[name, seed] = tmp_path / f"{i}_{seed}.csv"
-            evaluation(i / 10 + seed / 100).to_csv(files[name, seed], index=False)
-    gather_rows("d", "m", files).to_csv(tmp_path / "prune_eval.csv", index=False)
+            jobs[name, seed] = Mock(folder=tmp_path / f"{i}_{seed}")
+            jobs[name, seed].folder.mkdir()
+            evaluation(i / 10 + seed / 100).to_csv(jobs[name, seed].folder / ROWS, index=False)
+    plan = Mock(params=Mock(dataset="d", model="m"))
+    Plan.gather(plan, jobs).to_csv(tmp_path / "prune_eval.csv", index=False)
     rows = Results(tmp_path, PAPERS).table("prune_eval")
     assert rows["variant"].tolist() == [name for name in names for _ in range(6)]
     assert rows["position_accuracy"].isna().all()  # an empty cell is missing
