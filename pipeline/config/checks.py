@@ -6,7 +6,7 @@ from typing import Any
 
 from pipeline.config.params import AUTO, Cell, Params
 from pipeline.config.presets import ModelPreset
-from pipeline.config.resolve import Value, find_most, resolved
+from pipeline.config.resolve import Value, find_most
 from pipeline.config.samplers import ORDERLESS, forms, limit, sampler_name
 from pipeline.config.sections import Finetune, Optimisation, Pretrain
 from pipeline.config.types import AtMost, Section
@@ -96,7 +96,7 @@ def _check_values(params: Params) -> list[str]:
     if params.protocol == "heldout" and not params.dataset_preset.heldout:
         wanted = f"paper (datasets.{params.dataset}.heldout says how many images are held out)"
         lines.append(mistake("protocol", "heldout", wanted))
-    unresolved = [line for cell in _cells(params) for line in _check_cell(params, cell)]
+    unresolved = [line for cell in _cells(params) for line in _check_cell(params.at(cell))]
     if unresolved:
         return unresolved + lines
     for scale in params.scales:
@@ -137,30 +137,30 @@ def _cells(params: Params) -> list[Cell]:
     return list(dict.fromkeys(cells))
 
 
-def _check_cell(params: Params, cell: Cell) -> list[str]:
+def _check_cell(params: Params) -> list[str]:
     """Check the values that presets override."""
-    lines = list(_check_overrides(params, cell))
+    lines = list(_check_overrides(params))
     if lines:
         return lines
-    lines += collect_errors(params.preset_at, cell)
-    lines += collect_errors(resolved, Finetune, params.values(Finetune, cell=cell))
-    pretrain = collect_errors(resolved, Pretrain, params.values(Pretrain, cell=cell))
+    lines += collect_errors(params.declared_preset)
+    lines += collect_errors(params.resolve, Finetune)
+    pretrain = collect_errors(params.resolve, Pretrain)
     lines += pretrain
     for section in params.paper_sections:
-        own = collect_errors(resolved, section, params.values(section, cell=cell))
+        own = collect_errors(params.resolve, section)
         lines += own
         if not pretrain and not own and "training" in section.model_fields:
-            values = params.scratch_values(section, cell)
-            lines += collect_errors(resolved, Optimisation, values)
+            lines += collect_errors(params.scratch_training, section)
     return lines
 
 
-def _check_overrides(params: Params, cell: Cell) -> Iterator[str]:
+def _check_overrides(params: Params) -> Iterator[str]:
     """Check the keys of what a scale says of a model preset, and that mappings are mappings."""
     sections = {Pretrain.name, Finetune.name, *(paper.name for paper in params.paper_sections)}
     known = sections | ModelPreset.model_fields.keys() - {"scale"}
-    place = f"scales.{cell.scale}.models.{cell.model}"
-    for key, value in params.scales[cell.scale].models.get(cell.model, {}).items():
+    _, model, scale = params.cell
+    place = f"scales.{scale}.models.{model}"
+    for key, value in params.scales[scale].models.get(model, {}).items():
         if key not in known:
             yield unknown_name(place, key, sorted(known))
         elif key in sections | {"kwargs"} and not isinstance(value, dict):
@@ -215,10 +215,9 @@ def _check_bounds(params: Params) -> Iterator[str]:
 
 
 def _explain(bound: AtMost, dataset: str) -> str:
-    if bound.of == "train":
-        return f"so many training images of {dataset!r} are used"
-    if bound.of == "validation":
-        return f"so many validation images of {dataset!r} are used"
+    splits = {"train": "training", "validation": "validation"}
+    if bound.of in splits:
+        return f"so many {splits[bound.of]} images of {dataset!r} are used"
     return f"less than `{bound.of}`"
 
 

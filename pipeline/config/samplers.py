@@ -3,10 +3,10 @@
 import difflib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from lsvit.latin import latin
 from lsvit.routes import (
@@ -27,60 +27,22 @@ from lsvit.routes import (
     skip,
     swap,
 )
+from pipeline.config.types import NUMBER, Fraction, Natural
 
 Spec = str | dict[str, Any]  # a `route:` value of params.yaml
 SCHEDULES = {"drop": ("constant", "linear"), "swap": ("growing",)}
 
 
-def _read_rate(value: Any) -> float:
-    rate = math.nan if isinstance(value, bool) else float(value)  # PyYAML reads 1e-1 as text
-    if not 0 <= rate < 1:
-        raise ValueError
-    return rate
+Swaps = Annotated[float, Field(gt=0, lt=1), NUMBER] | Natural
+Layers = Annotated[list[Natural], Field(min_length=1)]
 
 
-def _read_count(value: Any) -> int:
-    number = math.nan if isinstance(value, bool) else float(value)
-    if not (number.is_integer() and number >= 0):
-        raise ValueError
-    return int(number)
-
-
-def _read_swaps(value: Any) -> float:
-    number = math.nan if isinstance(value, bool) else float(value)
-    return number if 0 < number < 1 else _read_count(value)
-
-
-def _read_layers(value: Any) -> list[int]:
-    if not isinstance(value, list) or not value:
-        raise ValueError
-    return [_read_count(layer) for layer in value]
-
-
-def _most_swaps(num_layers: int) -> int:
-    return math.comb(num_layers, 2)
-
-
-def _last_layer(num_layers: int) -> int:
-    return num_layers - 1
-
-
-def _all_layers(num_layers: int) -> int:
-    return num_layers
-
-
-@dataclass(frozen=True)
-class Parametrised:
-    """A sampler with a parameter, `{name: value}` in params.yaml.
-
-    `read` turns the value as given into the value as needed and raises ValueError or TypeError if
-    it is none. `most` tells the largest value, or the largest of a list, for a number of layers.
-    """
+class Parametrised(NamedTuple):
+    """A sampler with a parameter, `{name: value}` in params.yaml."""
 
     make: Callable[..., Sampler]
-    read: Callable[[Any], Any]
+    value: Any  # its type
     accepted: str
-    most: Callable[[int], int] | None = None
 
 
 PLAIN: dict[str, Sampler] = {
@@ -93,18 +55,15 @@ PLAIN: dict[str, Sampler] = {
 ORDERLESS = ("repeat_first", "side_by_side")  # an order of their steps changes nothing
 PARAMETRISED = {
     "drop": Parametrised(
-        drop, _read_rate, "{drop: p} with 0 <= p < 1 (also schedule: constant or linear)"
+        drop, Fraction, "{drop: p} with 0 <= p < 1 (also schedule: constant or linear)"
     ),
     "swap": Parametrised(
-        swap,
-        _read_swaps,
-        "{swap: k}, a count or a share below 1 (also schedule: growing)",
-        _most_swaps,
+        swap, Swaps, "{swap: k}, a count or a share below 1 (also schedule: growing)"
     ),
-    "order": Parametrised(fixed, _read_layers, "{order: [layers]}", _last_layer),
-    "skip": Parametrised(skip, _read_layers, "{skip: [layers]}", _last_layer),
-    "fix_first": Parametrised(fix_first, _read_count, "{fix_first: k}", _all_layers),
-    "fix_last": Parametrised(fix_last, _read_count, "{fix_last: k}", _all_layers),
+    "order": Parametrised(fixed, Layers, "{order: [layers]}"),
+    "skip": Parametrised(skip, Layers, "{skip: [layers]}"),
+    "fix_first": Parametrised(fix_first, Natural, "{fix_first: k}"),
+    "fix_last": Parametrised(fix_last, Natural, "{fix_last: k}"),
 }
 
 
@@ -130,9 +89,12 @@ def check_sampler(spec: Any) -> Spec:
     if set(rest) != ({"schedule"} if has_schedule else set()):
         raise ValueError(sampler.accepted)
     try:
-        return {name: sampler.read(spec[name]), **rest}
-    except (TypeError, ValueError):
+        return {name: TypeAdapter(sampler.value).validate_python(spec[name]), **rest}
+    except ValidationError:
         raise ValueError(sampler.accepted) from None
+
+
+CheckedSpec = Annotated[Spec, BeforeValidator(check_sampler)]
 
 
 def limit(spec: Spec, num_layers: int) -> tuple[int, int] | None:
@@ -144,12 +106,14 @@ def limit(spec: Spec, num_layers: int) -> tuple[int, int] | None:
         return None
     name, _ = _split(spec)
     value = spec[name]
-    most = PARAMETRISED[name].most
-    if most is None:
-        return None
+    most = num_layers  # of a count of layers; the rate of drop is below 1
+    if name == "swap":
+        most = math.comb(num_layers, 2)
+    elif name in ("order", "skip"):
+        most = num_layers - 1
     largest = max(value) if isinstance(value, list) else value
-    if largest > most(num_layers):
-        return largest, most(num_layers)
+    if largest > most:
+        return largest, most
     if name == "skip" and len(set(value)) == num_layers:  # no layer would be left
         return len(value), num_layers - 1
     if name == "order" and len(value) > num_layers:

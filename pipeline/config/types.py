@@ -3,10 +3,15 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+)
 from pydantic_core import PydanticCustomError
-
-from pipeline.config.samplers import check_sampler
 
 
 def refuse(key: str, value: Any, accepted: str) -> PydanticCustomError:
@@ -24,17 +29,16 @@ def _check_number(value: Any) -> Any:
 # PyYAML reads 1e-4 as text where DVC reads a number: pydantic converts text that spells a number.
 # It would take true and false too. NUMBER stands behind the bounds, which the schema then has.
 NUMBER = BeforeValidator(_check_number)
-Float = Annotated[float, Field(allow_inf_nan=False), NUMBER]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), NUMBER]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), NUMBER]
-Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), NUMBER]
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), NUMBER]
-Part = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False), NUMBER]
+Float = Annotated[FiniteFloat, NUMBER]
+Positive = Annotated[FiniteFloat, Field(gt=0), NUMBER]
+NonNegative = Annotated[FiniteFloat, Field(ge=0), NUMBER]
+Fraction = Annotated[FiniteFloat, Field(ge=0, lt=1), NUMBER]
+Share = Annotated[FiniteFloat, Field(ge=0, le=1), NUMBER]
+Part = Annotated[FiniteFloat, Field(gt=0, le=1), NUMBER]
 Count = Annotated[int, Field(ge=1), NUMBER]
 Natural = Annotated[int, Field(ge=0), NUMBER]
 Seed = Annotated[int, Field(ge=0, lt=10**9), NUMBER]  # scikit-learn takes none above 2**32 - 1
 Per = Literal["batch", "sample", "latin"]
-Sampler = Annotated[str | dict[str, Any], BeforeValidator(check_sampler)]
 
 
 @dataclass(frozen=True)

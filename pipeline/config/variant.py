@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, create_model
 
-from pipeline.config.types import Added, Count, Fraction, Per, Positive, Sampler, Section
+from pipeline.config.samplers import CheckedSpec
+from pipeline.config.types import Added, Count, Fraction, Per, Positive, Section
 
 if TYPE_CHECKING:
     from pipeline.config.paper import Paper
@@ -47,7 +48,7 @@ class Position(Section):
 class Variant(Section):
     """One column of the paper's tables. :func:`variant_class` adds the keys of papers."""
 
-    route: Sampler
+    route: CheckedSpec
     """sequential, arbitrary (LayerShuffle: a fresh random permutation), {drop: p} (LayerDrop).
     Beyond the paper: reversed, repeat_first (layer 0 at every depth), side_by_side (all layers in
     one step), {drop: p, schedule: linear} (p grows with depth), {swap: k} (k swaps of neighbours,

@@ -203,7 +203,6 @@ def test_trainings_with_exits() -> None:
 def test_what_cannot_be_counted_is_refused(small: Params) -> None:
     treated = small.painters.model_copy(update={"treated": [3]})
     wrong = small.model_copy(update={"painters": treated})
-    wrong._papers = small.all_papers
     with refused(r"painters\.treated: found 3, accepted: at most 2"):
         rows_of(wrong)
     folder = type(small.datasets["bars"]).model_validate({"source": "image_folder", "folder": "x"})
