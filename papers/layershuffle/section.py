@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from pipeline.config.samplers import CheckedSpec
 from pipeline.config.sections import PaperSection
 from pipeline.config.types import (
     NUMBER,
@@ -15,6 +14,7 @@ from pipeline.config.types import (
     Natural,
     NoEffect,
     Positive,
+    Sampler,
     Seed,
     Share,
 )
@@ -61,7 +61,7 @@ class PruneEval(PaperSection):
     variants: Annotated[list[str], NoEffect()]
     """Evaluated with all choices of layers, and under those of the samplers that fit their depth,
     an order per image."""
-    samplers: list[CheckedSpec]
+    samplers: list[Sampler]
     """fix_first: 0 is the control: how much of the collapse comes from the first layers alone."""
     images: Count | None
     """Validation images for pruned layers and for the spread over orders; null: all."""

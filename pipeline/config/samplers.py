@@ -1,12 +1,10 @@
 """How params.yaml names the routes of a variant: a sampler, and what a route is drawn for."""
 
-import difflib
 import math
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from lsvit.latin import latin
 from lsvit.routes import (
@@ -27,24 +25,8 @@ from lsvit.routes import (
     skip,
     swap,
 )
-from pipeline.config.types import NUMBER, Fraction, Natural
 
 Spec = str | dict[str, Any]  # a `route:` value of params.yaml
-SCHEDULES = {"drop": ("constant", "linear"), "swap": ("growing",)}
-
-
-Swaps = Annotated[float, Field(gt=0, lt=1), NUMBER] | Natural
-Layers = Annotated[list[Natural], Field(min_length=1)]
-
-
-class Parametrised(NamedTuple):
-    """A sampler with a parameter, `{name: value}` in params.yaml."""
-
-    make: Callable[..., Sampler]
-    value: Any  # its type
-    accepted: str
-
-
 PLAIN: dict[str, Sampler] = {
     "sequential": sequential,
     "arbitrary": arbitrary,
@@ -53,48 +35,20 @@ PLAIN: dict[str, Sampler] = {
     "side_by_side": side_by_side,
 }
 ORDERLESS = ("repeat_first", "side_by_side")  # an order of their steps changes nothing
-PARAMETRISED = {
-    "drop": Parametrised(
-        drop, Fraction, "{drop: p} with 0 <= p < 1 (also schedule: constant or linear)"
-    ),
-    "swap": Parametrised(
-        swap, Swaps, "{swap: k}, a count or a share below 1 (also schedule: growing)"
-    ),
-    "order": Parametrised(fixed, Layers, "{order: [layers]}"),
-    "skip": Parametrised(skip, Layers, "{skip: [layers]}"),
-    "fix_first": Parametrised(fix_first, Natural, "{fix_first: k}"),
-    "fix_last": Parametrised(fix_last, Natural, "{fix_last: k}"),
+PARAMETRISED: dict[str, Callable[..., Sampler]] = {
+    "drop": drop,
+    "swap": swap,
+    "order": fixed,
+    "skip": skip,
+    "fix_first": fix_first,
+    "fix_last": fix_last,
 }
 
 
-def _split(spec: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The name of a checked sampler with a parameter, and its other keys."""
+def split_spec(spec: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The name of a sampler with a parameter, and its other keys."""
     name = next(key for key in spec if key in PARAMETRISED)
     return name, {key: value for key, value in spec.items() if key != name}
-
-
-def check_sampler(spec: Any) -> Spec:
-    """Validate a sampler as written in params.yaml. Raises ValueError saying what is accepted."""
-    if isinstance(spec, str) and spec in PLAIN:
-        return spec
-    keys = [str(key) for key in spec] if isinstance(spec, dict) else [str(spec)]
-    if not isinstance(spec, dict) or not spec.keys() & PARAMETRISED.keys():
-        accepted = [*PLAIN, *(sampler.accepted for sampler in PARAMETRISED.values())]
-        near = difflib.get_close_matches("".join(keys[:1]), [*PLAIN, *PARAMETRISED], n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(", ".join(accepted) + hint)
-    name, rest = _split(spec)
-    sampler = PARAMETRISED[name]
-    has_schedule = rest.get("schedule") in SCHEDULES.get(name, ())
-    if set(rest) != ({"schedule"} if has_schedule else set()):
-        raise ValueError(sampler.accepted)
-    try:
-        return {name: TypeAdapter(sampler.value).validate_python(spec[name]), **rest}
-    except ValidationError:
-        raise ValueError(sampler.accepted) from None
-
-
-CheckedSpec = Annotated[Spec, BeforeValidator(check_sampler)]
 
 
 def limit(spec: Spec, num_layers: int) -> tuple[int, int] | None:
@@ -104,7 +58,7 @@ def limit(spec: Spec, num_layers: int) -> tuple[int, int] | None:
     """
     if isinstance(spec, str):
         return None
-    name, _ = _split(spec)
+    name, _ = split_spec(spec)
     value = spec[name]
     most = num_layers  # of a count of layers; the rate of drop is below 1
     if name == "swap":
@@ -125,10 +79,10 @@ def make_sampler(spec: Spec) -> Sampler:
     """The sampler that a checked `route:` value names; one that grows, as it is in the end."""
     if isinstance(spec, str):
         return PLAIN[spec]
-    name, rest = _split(spec)
+    name, rest = split_spec(spec)
     if name == "swap":
         return swap(spec[name])
-    return PARAMETRISED[name].make(spec[name], **rest)
+    return PARAMETRISED[name](spec[name], **rest)
 
 
 def grown(spec: Spec, progress: float) -> Spec:

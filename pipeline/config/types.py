@@ -1,5 +1,6 @@
 """The types that values of params.yaml have, and what every section shares. No torch here."""
 
+import difflib
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -10,8 +11,12 @@ from pydantic import (
     ConfigDict,
     Field,
     FiniteFloat,
+    TypeAdapter,
+    ValidationError,
 )
 from pydantic_core import PydanticCustomError
+
+from pipeline.config.samplers import PLAIN, Spec, split_spec
 
 
 def refuse(key: str, value: Any, accepted: str) -> PydanticCustomError:
@@ -39,6 +44,43 @@ Count = Annotated[int, Field(ge=1), NUMBER]
 Natural = Annotated[int, Field(ge=0), NUMBER]
 Seed = Annotated[int, Field(ge=0, lt=10**9), NUMBER]  # scikit-learn takes none above 2**32 - 1
 Per = Literal["batch", "sample", "latin"]
+Layers = Annotated[list[Natural], Field(min_length=1)]
+SCHEDULES = {"drop": ("constant", "linear"), "swap": ("growing",)}
+PARAMETERS: dict[str, tuple[Any, str]] = {  # of samplers: the type, and how it is written
+    "drop": (Fraction, "{drop: p} with 0 <= p < 1 (also schedule: constant or linear)"),
+    "swap": (
+        Annotated[float, Field(gt=0, lt=1), NUMBER] | Natural,
+        "{swap: k}, a count or a share below 1 (also schedule: growing)",
+    ),
+    "order": (Layers, "{order: [layers]}"),
+    "skip": (Layers, "{skip: [layers]}"),
+    "fix_first": (Natural, "{fix_first: k}"),
+    "fix_last": (Natural, "{fix_last: k}"),
+}
+
+
+def check_sampler(spec: Any) -> Spec:
+    """Raises ValueError saying what is accepted."""
+    if isinstance(spec, str) and spec in PLAIN:
+        return spec
+    keys = [str(key) for key in spec] if isinstance(spec, dict) else [str(spec)]
+    if not isinstance(spec, dict) or not spec.keys() & PARAMETERS.keys():
+        accepted = [*PLAIN, *(written for _, written in PARAMETERS.values())]
+        near = difflib.get_close_matches("".join(keys[:1]), [*PLAIN, *PARAMETERS], n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(", ".join(accepted) + hint)
+    name, rest = split_spec(spec)
+    kind, written = PARAMETERS[name]
+    has_schedule = rest.get("schedule") in SCHEDULES.get(name, ())
+    if set(rest) != ({"schedule"} if has_schedule else set()):
+        raise ValueError(written)
+    try:
+        return {name: TypeAdapter(kind).validate_python(spec[name]), **rest}
+    except ValidationError:
+        raise ValueError(written) from None
+
+
+Sampler = Annotated[Spec, BeforeValidator(check_sampler)]
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, create_model
 
-from pipeline.config.samplers import CheckedSpec
-from pipeline.config.types import Added, Count, Fraction, Per, Positive, Section
+from pipeline.config.types import Added, Count, Fraction, Per, Positive, Sampler, Section
 
 if TYPE_CHECKING:
     from pipeline.config.paper import Paper
@@ -48,7 +47,7 @@ class Position(Section):
 class Variant(Section):
     """One column of the paper's tables. :func:`variant_class` adds the keys of papers."""
 
-    route: CheckedSpec
+    route: Sampler
     """sequential, arbitrary (LayerShuffle: a fresh random permutation), {drop: p} (LayerDrop).
     Beyond the paper: reversed, repeat_first (layer 0 at every depth), side_by_side (all layers in
     one step), {drop: p, schedule: linear} (p grows with depth), {swap: k} (k swaps of neighbours,

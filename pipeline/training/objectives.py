@@ -73,11 +73,11 @@ class ClassLoss(Objective):
         }
 
 
+@dataclass
 class PositionLoss:
     """The loss of LayerShuffle-predict (section 3.3)."""
 
-    def __init__(self, weight: float) -> None:
-        self.weight = weight
+    weight: float
 
     def taps(self, model: RoutedModel) -> Sequence[Tap]:
         """A reader of the predicted positions."""
@@ -92,19 +92,19 @@ class PositionLoss:
         }
 
 
+@dataclass
 class TeacherLoss(Objective):
     """Cross-entropy with a teacher's answers (distillation without temperature; Hinton et al.,
     2015).
 
-    Args:
+    Attributes:
         weight: of the loss.
         teacher: a model that is not trained. None: the trained model itself in its original order,
             in a pass of its own, in which it learns the labels too.
     """
 
-    def __init__(self, weight: float, teacher: RoutedModel | None) -> None:
-        self.weight = weight
-        self.teacher = teacher
+    weight: float
+    teacher: RoutedModel | None
 
     def terms(self, forward: ForwardPass, taps: Sequence[Any]) -> Terms:
         """The loss; without a teacher also that of the task in the original order."""

@@ -25,7 +25,7 @@ from pipeline.jobs.events import ENDED, Event
 from pipeline.jobs.job import Job, call
 from pipeline.jobs.processes import ends_unless, is_alive
 from pipeline.jobs.spread import EVENTS, JOBS, STAGE_PID
-from pipeline.training.distributed import barrier, end, rank_and_world, start
+from pipeline.training.distributed import barrier, rank_and_world, start
 
 
 def work(job: Job, report: Callable[[Event], None]) -> None:
@@ -64,7 +64,7 @@ def main() -> None:
             except UserError as error:
                 send(i, {"error": str(error)})
                 raise SystemExit(1) from None
-        end()
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
