@@ -34,10 +34,8 @@ def main() -> None:
     params = load(papers=PAPERS)
     outs = clear("paper-figures")  # nothing of another run may be left
     results = Results(RESULTS, PAPERS)
-    captions: dict[str, str] = {}
     left_out = [paper for paper in results.papers_here() if not results.has_run(paper)]
-    for paper in left_out:
-        captions[paper.title] = LEFT_OUT
+    captions = {paper.title: LEFT_OUT for paper in left_out}
     for tables in results.readers("tables"):
         captions |= tables.write(results, params)
     modules = [figures.__name__ for figures in results.readers("figures")]

@@ -160,7 +160,7 @@ def _check_overrides(params: Params) -> Iterator[str]:
     known = sections | ModelPreset.model_fields.keys() - {"scale"}
     _, model, scale = params.cell
     place = f"scales.{scale}.models.{model}"
-    for key, value in params.scales[scale].models.get(model, {}).items():
+    for key, value in params.at_scale.models.get(model, {}).items():
         if key not in known:
             yield unknown_name(place, key, sorted(known))
         elif key in sections | {"kwargs"} and not isinstance(value, dict):
@@ -188,8 +188,7 @@ def _check_variants(params: Params) -> Iterator[str]:
                 f"accepted with route {sampler_name(variant.route)}: {names}"
             )
         for key, own_key in (("per", "the variant's own key per"), ("baseline_epochs", "epochs")):
-            of_scale = params.scales[params.cell.scale].finetune_of.get(name, {})
-            if key in variant.finetune or key in of_scale:
+            if key in variant.finetune or key in params.at_scale.finetune_of.get(name, {}):
                 yield (
                     f"params.yaml: {name}: finetune.{key} belongs to the section; "
                     f"accepted here: {own_key}"

@@ -37,9 +37,8 @@ AUTO: Literal["auto"] = "auto"
 def _check_papers(value: Any) -> Any:
     if isinstance(value, str):
         return value if value == AUTO else [value]
-    names = value if isinstance(value, list) else []
-    once = len({str(name) for name in names}) == len(names)
-    if not names or not once or not all(isinstance(name, str) for name in names):
+    is_names = isinstance(value, list) and all(isinstance(name, str) for name in value)
+    if not is_names or not value or len(set(value)) < len(value):
         raise ValueError("auto, or a list of names of papers, each once")
     return value
 
@@ -152,6 +151,11 @@ class Params(Section):
         """The chosen data set, model and scale."""
         return Cell(self.dataset, self.model, self.scale_of(self.model))
 
+    @property
+    def at_scale(self) -> Any:
+        """The chosen entry of `scales`."""
+        return self.scales[self.cell.scale]
+
     def at(self, cell: Cell) -> Self:
         """The same parameters with another data set, model and scale chosen."""
         params = self.model_copy(update=cell._asdict())
@@ -178,15 +182,14 @@ class Params(Section):
             UserError: a value of the scale does not fit.
         """
         preset = self.models[self.model].narrow(ModelPreset)
-        scale = self.cell.scale
-        changes = self.scales[scale].models.get(self.model, {})
+        changes = self.at_scale.models.get(self.model, {})
         values = preset.model_dump()
         values |= {key: changes[key] for key in changes if key in values}
         values["kwargs"] = preset.kwargs | changes.get("kwargs", {})
         try:
             return ModelPreset.model_validate(values)
         except ValidationError as error:
-            place = f"scales.{scale}.models.{self.model}"
+            place = f"scales.{self.cell.scale}.models.{self.model}"
             raise UserError(describe_errors(error, ModelPreset, place)) from None
 
     @property
@@ -224,7 +227,7 @@ class Params(Section):
     @property
     def all_variants(self) -> dict[str, Any]:
         """The baseline first, then the variants as declared, then those of the scale."""
-        variants = self.variants | self.scales[self.cell.scale].variants
+        variants = self.variants | self.at_scale.variants
         used = {name: variant for name, variant in variants.items() if variant}
         return {BASELINE: self.baseline} | used
 
@@ -236,7 +239,7 @@ class Params(Section):
         """The key of params.yaml that a variant stands at."""
         if variant == BASELINE:
             return variant
-        if variant in self.scales[self.cell.scale].variants:
+        if variant in self.at_scale.variants:
             return f"scales.{self.cell.scale}.variants.{variant}"
         return f"variants.{variant}"
 
@@ -245,11 +248,10 @@ class Params(Section):
     def layers(self, name: str) -> dict[str, Overrides]:
         """All places that set values of a section, and those values; the nearest last."""
         dataset, model, scale = self.cell
-        at_scale = self.scales[scale]
-        changes = at_scale.models.get(model, {})
+        changes = self.at_scale.models.get(model, {})
         return {
             name: getattr(self, name).model_dump(),
-            f"scales.{scale}.{name}": getattr(at_scale, name, {}),
+            f"scales.{scale}.{name}": getattr(self.at_scale, name, {}),
             f"models.{model}.{name}": getattr(self.models[model], name, {}),
             f"scales.{scale}.models.{model}.{name}": changes.get(name, {}),
             f"datasets.{dataset}.{name}": getattr(self.datasets[dataset], name, {}),
@@ -273,10 +275,8 @@ class Params(Section):
             values["epochs"] = values["baseline_epochs"]
         place = self.place_of(name)
         variant = self.all_variants[name]
-        scale = self.cell.scale
-        at_scale = self.scales[scale].finetune_of.get(name, {})
-        for key, value in at_scale.items():
-            values[key] = Value(value, f"scales.{scale}.finetune_of.{name}")
+        for key, value in self.at_scale.finetune_of.get(name, {}).items():
+            values[key] = Value(value, f"scales.{self.cell.scale}.finetune_of.{name}")
         for key, value in variant.finetune.items():
             values[key] = Value(value, f"{place}.finetune")
         if variant.per:

@@ -40,16 +40,13 @@ def describe_overruled(params: Params, before: Params) -> list[str]:
                     lines.append(f"{place}.{key}: {value} has no effect: {LEFT_OUT}")
                 if section in idle or key in section.marks(Merged):
                     continue
-                sources = _sources(params, section, key)
+                # Of the refinements, each variant may have another source.
+                variants = list(params.all_variants) if section is Finetune else [None]
+                found = [params.values(section, variant)[key] for variant in variants]
+                sources = sorted({value.source for value in found})
                 if place not in sources:
                     lines.append(
                         f"{place}.{key}: {value} has no effect with this scale, model and "
                         f"data set: {', '.join(sources)} says {key}"
                     )
     return lines
-
-
-def _sources(params: Params, section: type[Section], key: str) -> list[str]:
-    """The places that a key's effective values come from: of the refinements, one a variant."""
-    variants = list(params.all_variants) if section is Finetune else [None]
-    return sorted({params.values(section, variant)[key].source for variant in variants})

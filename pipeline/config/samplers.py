@@ -147,16 +147,10 @@ def draw_routes(
         per: "batch" (one route), "sample" (one for each sample) or "latin".
         rng: where the routes are drawn from.
         num_layers, samples: of the model and of the batch.
-
-    Raises:
-        ValueError: the sampler has no Latin routes.
     """
     if per == "latin":
         ends = latin_ends(spec)
-        if ends is None:
-            raise ValueError(
-                f"per: found 'latin' with route {spec}, accepted: arbitrary, fix_first, fix_last"
-            )
+        assert ends is not None  # params.yaml has it for no other sampler
         return latin(rng, num_layers, *ends)
     sampler = make_sampler(spec)
     if per == "sample":

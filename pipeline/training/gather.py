@@ -1,13 +1,12 @@
 """What stages keep of finished trainings. No torch here."""
 
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.samplers import Spec
-from pipeline.files import write_json
+from pipeline.files import read_json, write_json
 from pipeline.jobs.files import CONFIG, EXECUTION, FINAL, HISTORY, TABLE, Row, write_rows
 from pipeline.jobs.job import Job
 from pipeline.training.judging import kept_epoch
@@ -29,7 +28,7 @@ def gather_trainings(jobs: Mapping[int, Job], out: Path, judge: str = "validatio
                 shutil.copyfile(path, target / path.name)
         record = job.record()
         write_json(target / CONFIG, record)
-        history = json.loads((job.folder / HISTORY).read_text("utf-8"))
+        history = read_json(job.folder / HISTORY, list)
         final = final_metrics(history, record["variant"]["route"], judge) if history else {}
         write_json(target / FINAL, final)
         rows += [{"seed": seed, **row} for row in history]

@@ -238,7 +238,7 @@ def test_label_smoothing_is_timms(part: dict[str, Any]) -> None:
 @pytest.mark.parametrize("parts", [1, 3, 10])
 def test_a_split_batch_is_the_batch(parts: int) -> None:
     batch = mix_patches(unique(10), torch.arange(10), 10, (2, 2), 1.0)
-    pieces = batch.split(parts)
+    pieces = list(batch.split(parts))
     sizes = [len(piece) for piece in np.array_split(np.arange(10), parts)]
     assert [len(piece.images) for piece in pieces] == sizes
     for whole, *parts_of_it in zip(tensors(batch), *map(tensors, pieces), strict=True):
