@@ -178,7 +178,11 @@ def train(
         row: Row = {"epoch": epoch, "lr": run.optimizer.param_groups[0]["lr"]}
         row |= train_epoch(run, epoch)
         row |= validate_epoch(run)
-        _check_finite(row, config)
+        if not all(math.isfinite(value) for value in row.values()):
+            raise UserError(
+                f"{config.title}, seed {config.seed}: the loss is not finite in epoch {epoch}; "
+                f"try a smaller lr than {options.lr}"
+            )
         history.append(row)
         if options.schedule == "plateau":
             run.scheduler.step(run.judged(history, run.chief)[-1])
@@ -252,7 +256,7 @@ def train_epoch(run: Run, epoch: int) -> Row:
             run.scheduler.step()
 
         for name, value in sums.items():
-            totals[name] = totals[name] + value if name in totals else value
+            totals[name] = totals.get(name, 0) + value
         if time.monotonic() - last_report > REPORT_SECONDS:
             run.report({"progress": epoch - 1 + (i + 1) / run.steps})
             last_report = time.monotonic()
@@ -334,14 +338,6 @@ def validate(run: Run, judge: str, orders: Sequence[str] | None) -> Row:
             result = extension.judge(result)
         row |= {f"{judge}/{order}/{name}": value for name, value in result.numbers().items()}
     return row
-
-
-def _check_finite(row: Row, config: TrainConfig) -> None:
-    if not all(math.isfinite(value) for value in row.values()):
-        raise UserError(
-            f"{config.title}, seed {config.seed}: the loss is not finite in epoch {row['epoch']}; "
-            f"try a smaller lr than {config.options.lr}"
-        )
 
 
 # ---- checkpoints -------------------------------------------------------------------------------
