@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.config.params import AUTO, Cell, Params
+from pipeline.config.params import AUTO, Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.resolve import Value, find_most
 from pipeline.config.samplers import ORDERLESS, forms, limit, sampler_name
@@ -96,11 +96,11 @@ def _check_values(params: Params) -> list[str]:
     if params.protocol == "heldout" and not params.dataset_preset.heldout:
         wanted = f"paper (datasets.{params.dataset}.heldout says how many images are held out)"
         lines.append(mistake("protocol", "heldout", wanted))
-    unresolved = [line for cell in _cells(params) for line in _check_cell(params.at(cell))]
+    unresolved = [line for names in _cells(params) for line in _check_cell(params.at(**names))]
     if unresolved:
         return unresolved + lines
     for scale in params.scales:
-        lines += _check_variants(params.model_copy(update={"scale": scale}))
+        lines += _check_variants(params.at(scale=scale))
     if any(collect_errors(params.resolve, Finetune, name) for name in params.all_variants):
         return lines
     model = f"models.{params.model}"
@@ -126,15 +126,13 @@ def _check_values(params: Params) -> list[str]:
     return lines + unknown
 
 
-def _cells(params: Params) -> list[Cell]:
-    """Cells in which every preset is used, at least once."""
-    own = params.cell
-    cells = [own._replace(model=model, scale=params.scale_of(model)) for model in params.models]
-    cells += [own._replace(dataset=dataset) for dataset in params.datasets]
+def _cells(params: Params) -> list[dict[str, str]]:
+    """What else is chosen where every preset is used, at least once."""
+    cells = [{"model": model} for model in params.models]
+    cells += [{"dataset": dataset} for dataset in params.datasets]
     for name, scale in params.scales.items():
-        cells.append(own._replace(scale=name))
-        cells += [own._replace(model=model, scale=name) for model in scale.models]
-    return list(dict.fromkeys(cells))
+        cells += [{"scale": name, "model": model} for model in (params.model, *scale.models)]
+    return cells
 
 
 def _check_cell(params: Params) -> list[str]:
@@ -170,21 +168,20 @@ def _check_overrides(params: Params) -> Iterator[str]:
 def _check_variants(params: Params) -> Iterator[str]:
     """Check the variants of the chosen scale."""
     for name, variant in params.all_variants.items():
+        place = params.place_of(name)
         yield from collect_errors(params.resolve, Finetune, name)
         orders = params.values(Finetune, name)["validation_orders"]
         if orders.value != "all":
             wanted = "all (Table 1 has both orders)"
             yield mistake(f"{orders.source}.validation_orders", orders.value, wanted)
         if variant.teacher and (name == BASELINE or variant.route == "sequential"):
-            yield (
-                f"params.yaml: {params.place_of(name)}.teacher: found {variant.teacher!r}, "
-                "accepted: null, as the model runs in its original order"
-            )
+            wanted = "null, as the model runs in its original order"
+            yield mistake(f"{place}.teacher", variant.teacher, wanted)
         possible = forms(variant.route)
         if variant.per and variant.per not in possible:
             names = ", ".join(possible) or "none, all images run the same layers"
             yield (
-                f"params.yaml: {params.place_of(name)}.per: found {variant.per!r}, "
+                f"params.yaml: {place}.per: found {variant.per!r}, "
                 f"accepted with route {sampler_name(variant.route)}: {names}"
             )
         for key, own_key in (("per", "the variant's own key per"), ("baseline_epochs", "epochs")):

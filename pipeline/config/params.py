@@ -156,11 +156,11 @@ class Params(Section):
         """The chosen entry of `scales`."""
         return self.scales[self.cell.scale]
 
-    def at(self, cell: Cell) -> Self:
-        """The same parameters with another data set, model and scale chosen."""
-        params = self.model_copy(update=cell._asdict())
+    def at(self, **names: str) -> Self:
+        """The same parameters with another `dataset`, `model` or `scale` chosen."""
+        params = self.model_copy(update=names)
         params._model = None
-        if cell.dataset != self.dataset:
+        if params.dataset != self.dataset:
             params._sizes = None
         return params
 

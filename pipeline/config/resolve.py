@@ -1,6 +1,5 @@
 """How a value of params.yaml is found among all the places that set it."""
 
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -64,8 +63,9 @@ def find_most(bound: AtMost, values: dict[str, Value], sizes: Sizes | None) -> i
     if bound.of in values:
         most = values[bound.of].value
     elif sizes and bound.of == "train":
-        used = values["images"].value if "images" in values else None
-        most = min(sizes[0], used if isinstance(used, int) else sys.maxsize)
+        most = sizes[0]
+        if "images" in values and isinstance(values["images"].value, int):
+            most = min(most, values["images"].value)
     elif sizes and bound.of == "validation":
         most = sizes[1]
     return max(most - bound.less, 1) if isinstance(most, int) else None

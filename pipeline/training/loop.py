@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lsvit.routed import RoutedModel
-from lsvit.routes import OneRoute, Routes, Sampler, arbitrary, generator, sequential
+from lsvit.routes import OneRoute, Routes, Sampler, arbitrary, generator
 from lsvit.weights import save_weights
 from pipeline.config.samplers import Spec, draw_routes, grown, make_sampler, training_order
 from pipeline.config.variant import PLAIN, Variant
@@ -303,11 +303,12 @@ def validation_routes(num_layers: int, batches: int, spec: Spec) -> dict[str, li
     They are the same for every variant, seed and epoch. A variant trained with a sampler beyond the
     paper also has "trained": routes of that sampler.
     """
-    samplers: dict[str, Sampler] = {"sequential": sequential, "arbitrary": arbitrary}
+    samplers: dict[str, Sampler] = {"arbitrary": arbitrary}
     if training_order(spec) == "trained":
         samplers["trained"] = make_sampler(spec)
-    routes: dict[str, list[OneRoute]] = {name: [] for name in samplers}
+    routes = {"sequential": [OneRoute(tuple(range(num_layers)))]}
     for name, sampler in samplers.items():
+        routes[name] = []
         for i in range(batches):
             route = sampler(generator("validation", num_layers, i), num_layers)
             routes[name].append(OneRoute(route))
