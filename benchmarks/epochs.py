@@ -9,12 +9,12 @@ from pathlib import Path
 
 from pipeline.jobs.configs import TrainConfig
 from pipeline.training.distributed import barrier
-from pipeline.training.loop import open_run, train_epoch
+from pipeline.training.loop import Run, train_epoch
 
 
 def timed(config: TrainConfig, data: Path, folder: Path, report: Callable[[dict], None]) -> None:
     """Report the seconds of every epoch, processes in step at its begin and its end."""
-    run = open_run(config, data, None, report)
+    run = Run(config, data, None, report)
     for epoch in range(1, config.options.epochs + 1):
         barrier()
         begin = time.perf_counter()

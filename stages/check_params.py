@@ -11,7 +11,7 @@ from pathlib import Path
 from lsvit.text import user_path
 from papers import PAPERS
 from pipeline.config.checks import check, check_layers, check_names
-from pipeline.config.effective import files
+from pipeline.config.effective import stage_params
 from pipeline.config.load import parse
 from pipeline.config.params import Params
 from pipeline.config.presets import OWN_WEIGHTS
@@ -19,6 +19,7 @@ from pipeline.config.remarks import describe_lowered, describe_overruled
 from pipeline.cost import announce, with_counted_images
 from pipeline.data.sources import find
 from pipeline.errors import UserError, collect_errors, mistake, raise_all
+from pipeline.files import write_json
 from pipeline.git import git
 from pipeline.jobs.address import check_cluster
 from pipeline.jobs.machine import describe_gpus, gpus, memory_limit
@@ -169,8 +170,8 @@ def main() -> None:
     announce(counted)
     out = Path("outs/params")
     out.mkdir(parents=True, exist_ok=True)
-    for name, text in files(params).items():
-        (out / name).write_text(text, "utf-8")
+    for name, value in stage_params(params).items():
+        write_json(out / f"{name}.json", value)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,12 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from lsvit.cli import WEIGHTS, WEIGHTS_HELP
-from pipeline.errors import one_line_errors
-
-if TYPE_CHECKING:
-    import pandas as pd
+from pipeline.errors import UserError, one_line_errors
 
 LOOK, CHECK, USE, KEEP = (  # the groups of `lsvit --help`
     "Look at results",
@@ -45,7 +42,7 @@ def smoke(
     with tempfile.TemporaryDirectory(prefix="lsvit-smoke-") as temporary:
         folder = keep or Path(temporary)
         run(folder)
-        show_table(folder / "results" / "table1.csv")
+        table(folder / "results" / "table1.csv")
 
 
 @app.command(rich_help_panel=LOOK)
@@ -55,7 +52,20 @@ def table(
     ),
 ) -> None:
     """Print Table 1: this repository's figures beside the published ones."""
-    show_table(file)
+    from papers.layershuffle.tables import TABLE1, others_table, paper_table
+    from pipeline.jobs.rows import read_rows
+
+    if not file.is_file():
+        raise UserError(f"{file}: not found; `dvc repro` makes it, or run in the repository's root")
+    rows = read_rows(file)
+    missing = [column for column in TABLE1 if column not in rows]
+    if missing:
+        raise UserError(
+            f"{file}: found no column {missing[0]!r}, accepted: a table1.csv of the pipeline"
+        )
+    title = "Top-1 validation accuracy in %, mean ± standard deviation over seeds"
+    print_table(paper_table(rows), title)
+    print_table(others_table(rows), "Beside the paper's approaches, in %")
 
 
 @app.command(rich_help_panel=CHECK)
@@ -128,7 +138,6 @@ def cost(overrides: Overrides = None) -> None:
 def grid() -> None:
     """Collect Table 1 of the workspace and of all experiments in results/grid.{csv,md,tex}."""
     from papers.layershuffle.grid import TABLE, collect, experiments, write
-    from pipeline.errors import UserError
 
     if not Path("dvc.yaml").is_file():
         raise UserError(f"{Path.cwd()}: not the root of a clone of the repository")
@@ -168,7 +177,6 @@ def export(
     """Write a training's weights as a folder that timm and the hub take, with a model card."""
     from papers import PAPERS
     from pipeline.deploy.export import export
-    from pipeline.errors import UserError
 
     if name and not register:
         raise UserError(f"--name: found {name!r}, accepted with --register alone")
@@ -230,14 +238,12 @@ def predict(
     from papers.exits.compute.dynamic import Budget, deploy
     from papers.exits.compute.dynamic import answer as answer_early
     from pipeline.deploy.predict import open_weights, show, training_sha256
-    from pipeline.errors import UserError
     from pipeline.models.weights import user_errors
 
     with user_errors():
         photos = [open_image(image) for image in images]
         opened = open_weights(weights)
         routes = choose_routes(opened.model, order, keep, orders, seed)
-    inputs = [opened.transform(photo) for photo in photos]
     budget = Budget(flops, latency, average)
     if not exits and budget != Budget(None, None, False):
         raise UserError(
@@ -245,7 +251,8 @@ def predict(
         )
     deployed = deploy(opened.model, exits, training_sha256(weights)) if exits else None
     answers = []
-    for path, image in zip(images, inputs, strict=True):
+    for path, photo in zip(images, photos, strict=True):
+        image = opened.transform(photo)
         name = plain(str(path))
         asked = {"image": name, "weights": weights, "order": order, "keep": len(routes[0])}
         if deployed:
@@ -302,27 +309,8 @@ def subset(
     write_subset(source, out, {"train": train, "validation": validation}, seed)
 
 
-def show_table(file: Path) -> None:
-    """Print a table1.csv in the paper's form."""
-    from papers.layershuffle.tables import TABLE1, others_table, paper_table
-    from pipeline.errors import UserError
-    from pipeline.jobs.rows import read_rows
-
-    if not file.is_file():
-        raise UserError(f"{file}: not found; `dvc repro` makes it, or run in the repository's root")
-    rows = read_rows(file)
-    missing = [column for column in TABLE1 if column not in rows]
-    if missing:
-        raise UserError(
-            f"{file}: found no column {missing[0]!r}, accepted: a table1.csv of the pipeline"
-        )
-    title = "Top-1 validation accuracy in %, mean ± standard deviation over seeds"
-    print_table(paper_table(rows), title)
-    print_table(others_table(rows), "Beside the paper's approaches, in %")
-
-
-def print_table(paper: "pd.DataFrame", title: str) -> None:
-    """Print a table of texts."""
+def print_table(paper: Any, title: str) -> None:
+    """Print a data frame of texts."""
     from rich.table import Table
 
     from pipeline.report.tables import console

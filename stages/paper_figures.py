@@ -1,19 +1,12 @@
 """Stage paper-figures: every paper's tables, figures and claims, from the result files."""
 
-from concurrent.futures import ProcessPoolExecutor
-from importlib import import_module
-from multiprocessing import get_context
-
 from papers import PAPERS
 from pipeline.config.load import load
 from pipeline.config.paper import LEFT_OUT
 from pipeline.declared import clear, leave_empty
 from pipeline.files import write_json
-from pipeline.jobs.display import Display
-from pipeline.jobs.events import ENDED
 from pipeline.jobs.files import RESULTS
-from pipeline.jobs.machine import available_cores
-from pipeline.jobs.processes import root, stage_process, start_workers
+from pipeline.jobs.processes import root, stage_process
 from pipeline.report.claims import load_claims
 from pipeline.report.comparison import read_cells
 from pipeline.report.evidence import Evidence
@@ -22,32 +15,18 @@ from pipeline.report.results import Results
 from pipeline.tracking.runs import STAGES, Tracker, experiment_name
 
 
-def draw(module: str) -> dict[str, str]:
-    """Draw a paper's figures. Returns their captions by title."""
-    return import_module(module).draw(Results(RESULTS, PAPERS), load(papers=PAPERS))
-
-
 @stage_process()
 def main() -> None:
     """results/, outs/analysis/, outs/inversion/ -> results/: tables, claims, figures/"""
-    start_workers("pipeline.report.figures", "pipeline.report.evidence", "papers")
     params = load(papers=PAPERS)
     outs = clear("paper-figures")  # nothing of another run may be left
     results = Results(RESULTS, PAPERS)
-    captions: dict[str, str] = {}
     left_out = [paper for paper in results.papers_here() if not results.has_run(paper)]
-    for paper in left_out:
-        captions[paper.title] = LEFT_OUT
+    captions = {paper.title: LEFT_OUT for paper in left_out}
     for tables in results.readers("tables"):
         captions |= tables.write(results, params)
-    modules = [figures.__name__ for figures in results.readers("figures")]
-    workers = params.workers or available_cores()
-    titles = [(f"figures of {module.split('.')[1]}", 1) for module in modules]
-    pool = ProcessPoolExecutor(workers, get_context("forkserver"))
-    with pool, Display(titles) as display:  # drawing takes longest
-        for i, drawn in enumerate(pool.map(draw, modules)):
-            captions |= drawn
-            display.show(i, ENDED)
+    for figures in results.readers("figures"):
+        captions |= figures.draw(Results(RESULTS, PAPERS), params)
 
     evidence = Evidence(RESULTS, PAPERS)
     ledger = judge(evidence)

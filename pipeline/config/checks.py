@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.config.params import AUTO, Cell, Params
+from pipeline.config.params import AUTO, Params
 from pipeline.config.presets import ModelPreset
-from pipeline.config.resolve import Value, find_most, resolved
+from pipeline.config.resolve import Value, find_most
 from pipeline.config.samplers import ORDERLESS, forms, limit, sampler_name
 from pipeline.config.sections import Finetune, Optimisation, Pretrain
 from pipeline.config.types import AtMost, Section
@@ -96,11 +96,11 @@ def _check_values(params: Params) -> list[str]:
     if params.protocol == "heldout" and not params.dataset_preset.heldout:
         wanted = f"paper (datasets.{params.dataset}.heldout says how many images are held out)"
         lines.append(mistake("protocol", "heldout", wanted))
-    unresolved = [line for cell in _cells(params) for line in _check_cell(params, cell)]
+    unresolved = [line for names in _cells(params) for line in _check_cell(params.at(**names))]
     if unresolved:
         return unresolved + lines
     for scale in params.scales:
-        lines += _check_variants(params.model_copy(update={"scale": scale}))
+        lines += _check_variants(params.at(scale=scale))
     if any(collect_errors(params.resolve, Finetune, name) for name in params.all_variants):
         return lines
     model = f"models.{params.model}"
@@ -126,41 +126,39 @@ def _check_values(params: Params) -> list[str]:
     return lines + unknown
 
 
-def _cells(params: Params) -> list[Cell]:
-    """Cells in which every preset is used, at least once."""
-    own = params.cell
-    cells = [own._replace(model=model, scale=params.scale_of(model)) for model in params.models]
-    cells += [own._replace(dataset=dataset) for dataset in params.datasets]
+def _cells(params: Params) -> list[dict[str, str]]:
+    """What else is chosen where every preset is used, at least once."""
+    cells = [{"model": model} for model in params.models]
+    cells += [{"dataset": dataset} for dataset in params.datasets]
     for name, scale in params.scales.items():
-        cells.append(own._replace(scale=name))
-        cells += [own._replace(model=model, scale=name) for model in scale.models]
-    return list(dict.fromkeys(cells))
+        cells += [{"scale": name, "model": model} for model in (params.model, *scale.models)]
+    return cells
 
 
-def _check_cell(params: Params, cell: Cell) -> list[str]:
+def _check_cell(params: Params) -> list[str]:
     """Check the values that presets override."""
-    lines = list(_check_overrides(params, cell))
+    lines = list(_check_overrides(params))
     if lines:
         return lines
-    lines += collect_errors(params.preset_at, cell)
-    lines += collect_errors(resolved, Finetune, params.values(Finetune, cell=cell))
-    pretrain = collect_errors(resolved, Pretrain, params.values(Pretrain, cell=cell))
+    lines += collect_errors(params.declared_preset)
+    lines += collect_errors(params.resolve, Finetune)
+    pretrain = collect_errors(params.resolve, Pretrain)
     lines += pretrain
     for section in params.paper_sections:
-        own = collect_errors(resolved, section, params.values(section, cell=cell))
+        own = collect_errors(params.resolve, section)
         lines += own
         if not pretrain and not own and "training" in section.model_fields:
-            values = params.scratch_values(section, cell)
-            lines += collect_errors(resolved, Optimisation, values)
+            lines += collect_errors(params.scratch_training, section)
     return lines
 
 
-def _check_overrides(params: Params, cell: Cell) -> Iterator[str]:
+def _check_overrides(params: Params) -> Iterator[str]:
     """Check the keys of what a scale says of a model preset, and that mappings are mappings."""
     sections = {Pretrain.name, Finetune.name, *(paper.name for paper in params.paper_sections)}
     known = sections | ModelPreset.model_fields.keys() - {"scale"}
-    place = f"scales.{cell.scale}.models.{cell.model}"
-    for key, value in params.scales[cell.scale].models.get(cell.model, {}).items():
+    _, model, scale = params.cell
+    place = f"scales.{scale}.models.{model}"
+    for key, value in params.at_scale.models.get(model, {}).items():
         if key not in known:
             yield unknown_name(place, key, sorted(known))
         elif key in sections | {"kwargs"} and not isinstance(value, dict):
@@ -170,26 +168,24 @@ def _check_overrides(params: Params, cell: Cell) -> Iterator[str]:
 def _check_variants(params: Params) -> Iterator[str]:
     """Check the variants of the chosen scale."""
     for name, variant in params.all_variants.items():
+        place = params.place_of(name)
         yield from collect_errors(params.resolve, Finetune, name)
         orders = params.values(Finetune, name)["validation_orders"]
         if orders.value != "all":
             wanted = "all (Table 1 has both orders)"
             yield mistake(f"{orders.source}.validation_orders", orders.value, wanted)
         if variant.teacher and (name == BASELINE or variant.route == "sequential"):
-            yield (
-                f"params.yaml: {params.place_of(name)}.teacher: found {variant.teacher!r}, "
-                "accepted: null, as the model runs in its original order"
-            )
+            wanted = "null, as the model runs in its original order"
+            yield mistake(f"{place}.teacher", variant.teacher, wanted)
         possible = forms(variant.route)
         if variant.per and variant.per not in possible:
             names = ", ".join(possible) or "none, all images run the same layers"
             yield (
-                f"params.yaml: {params.place_of(name)}.per: found {variant.per!r}, "
+                f"params.yaml: {place}.per: found {variant.per!r}, "
                 f"accepted with route {sampler_name(variant.route)}: {names}"
             )
         for key, own_key in (("per", "the variant's own key per"), ("baseline_epochs", "epochs")):
-            of_scale = params.scales[params.cell.scale].finetune_of.get(name, {})
-            if key in variant.finetune or key in of_scale:
+            if key in variant.finetune or key in params.at_scale.finetune_of.get(name, {}):
                 yield (
                     f"params.yaml: {name}: finetune.{key} belongs to the section; "
                     f"accepted here: {own_key}"
@@ -215,10 +211,9 @@ def _check_bounds(params: Params) -> Iterator[str]:
 
 
 def _explain(bound: AtMost, dataset: str) -> str:
-    if bound.of == "train":
-        return f"so many training images of {dataset!r} are used"
-    if bound.of == "validation":
-        return f"so many validation images of {dataset!r} are used"
+    splits = {"train": "training", "validation": "validation"}
+    if bound.of in splits:
+        return f"so many {splits[bound.of]} images of {dataset!r} are used"
     return f"less than `{bound.of}`"
 
 

@@ -1,6 +1,5 @@
 """The values that stages depend on, a file a section or preset."""
 
-import json
 from typing import Any
 
 from pipeline.config.paper import LEFT_OUT
@@ -33,11 +32,3 @@ def stage_params(params: Params) -> dict[str, Any]:
         training = params.scratch_values(trained)
         values[trained.name].append({key: value.value for key, value in training.items()})
     return values
-
-
-def files(params: Params) -> dict[str, str]:
-    """The texts of the files in outs/params/, by name."""
-    return {
-        f"{name}.json": json.dumps(value, indent=1) + "\n"
-        for name, value in stage_params(params).items()
-    }

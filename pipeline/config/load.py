@@ -94,7 +94,7 @@ def parse(path: str | Path, *, papers: tuple[Paper, ...]) -> Params:
     if not isinstance(content, dict):
         raise UserError(f"{path}: found {type(content).__name__}, accepted: a mapping of sections")
     try:
-        return whole(papers).model_validate(content).with_papers(papers)
+        return whole(papers).model_validate(content)
     except ValidationError as error:
         raise UserError(describe_errors(error, whole(papers))) from None
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, Literal, NamedTuple
 
 from pipeline.config.presets import ModelPreset
@@ -21,9 +21,7 @@ class Work(NamedTuple):
     models: int
     preset: ModelPreset
     variant: Variant = PLAIN
-    training: Optimisation | None = (
-        None  # options of each model's training; None: it is not trained
-    )
+    training: Optimisation | None = None  # options of each; None: the models are not trained
     passes: Sequence[int] = ()  # over images without training: how many layers each executes
     images: int | None = None  # of a pass, at most; None: all validation images
     sizes: tuple[int, int, int] | None = None  # train, validation, held out; None: the data set's
@@ -80,13 +78,10 @@ class Paper:
 
     def import_reader(self, reader: Reader) -> Any:
         """Import the module that reads the paper's results in this way; None if there is none."""
-        name = getattr(self, reader)
-        return import_module(name) if name else None
+        place = getattr(self, reader)
+        return resolve_name(place) if place else None
 
     def run(self, name: Literal["check", "check_layers", "build", "work"], *args: Any) -> list[Any]:
         """Import and run one of the paper's functions; [] if the paper does not have it."""
         place = getattr(self, name)
-        if place is None:
-            return []
-        module, _, function = place.partition(":")
-        return list(getattr(import_module(module), function)(*args))
+        return list(resolve_name(place)(*args)) if place else []

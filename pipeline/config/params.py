@@ -2,7 +2,7 @@
 scale."""
 
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import (
     BeforeValidator,
@@ -16,7 +16,7 @@ from pydantic import (
 from pipeline.config.datasets import DatasetPreset
 from pipeline.config.paper import Paper
 from pipeline.config.presets import OWN_WEIGHTS, ModelPreset
-from pipeline.config.resolve import Layer, Overrides, SectionT, Sizes, Value, lower, merge, resolved
+from pipeline.config.resolve import Overrides, SectionT, Sizes, Value, lower, merge, resolved
 from pipeline.config.samplers import forms
 from pipeline.config.sections import (
     Distributed,
@@ -37,9 +37,8 @@ AUTO: Literal["auto"] = "auto"
 def _check_papers(value: Any) -> Any:
     if isinstance(value, str):
         return value if value == AUTO else [value]
-    names = value if isinstance(value, list) else []
-    once = len({str(name) for name in names}) == len(names)
-    if not names or not once or not all(isinstance(name, str) for name in names):
+    is_names = isinstance(value, list) and all(isinstance(name, str) for name in value)
+    if not is_names or not value or len(set(value)) < len(value):
         raise ValueError("auto, or a list of names of papers, each once")
     return value
 
@@ -105,9 +104,10 @@ class Params(Section):
     models: dict[str, Any]
     datasets: dict[str, Any]
 
+    all_papers: ClassVar[tuple[Paper, ...]] = ()  # whose sections the file has
+
     # None unless only the prepared data know them.
     _sizes: Sizes | None = PrivateAttr(default=None)
-    _papers: tuple[Paper, ...] = PrivateAttr(default=())
     # The chosen model with what the folder of its weights says of it.
     _model: ModelPreset | None = PrivateAttr(default=None)
 
@@ -118,28 +118,17 @@ class Params(Section):
     # ---- papers ----
 
     @property
-    def all_papers(self) -> tuple[Paper, ...]:
-        """The papers whose sections the file has."""
-        return self._papers
-
-    @property
     def running(self) -> list[Paper]:
-        """The papers that run. Raises UserError as :meth:`preset_at`."""
+        """The papers that run. Raises UserError as :meth:`declared_preset`."""
         if self.papers != AUTO:
-            return [paper for paper in self._papers if paper.name in self.papers]
+            return [paper for paper in self.all_papers if paper.name in self.papers]
         from_scratch = self.model_preset.weights in OWN_WEIGHTS
-        return [paper for paper in self._papers if paper.main or from_scratch]
-
-    def with_papers(self, papers: tuple[Paper, ...]) -> Self:
-        """The same parameters with the papers that their sections belong to."""
-        params = self.model_copy()
-        params._papers = papers
-        return params
+        return [paper for paper in self.all_papers if paper.main or from_scratch]
 
     @property
     def paper_sections(self) -> list[type[PaperSection]]:
         """The sections of all papers."""
-        return [section for paper in self._papers for section in paper.sections]
+        return [section for paper in self.all_papers for section in paper.sections]
 
     @property
     def running_sections(self) -> list[type[PaperSection]]:
@@ -163,9 +152,22 @@ class Params(Section):
         return Cell(self.dataset, self.model, self.scale_of(self.model))
 
     @property
+    def at_scale(self) -> Any:
+        """The chosen entry of `scales`."""
+        return self.scales[self.cell.scale]
+
+    def at(self, **names: str) -> Self:
+        """The same parameters with another `dataset`, `model` or `scale` chosen."""
+        params = self.model_copy(update=names)
+        params._model = None
+        if params.dataset != self.dataset:
+            params._sizes = None
+        return params
+
+    @property
     def model_preset(self) -> ModelPreset:
         """The chosen model as it is at the chosen scale, without its overrides of sections."""
-        return self._model or self.preset_at(self.cell)
+        return self._model or self.declared_preset()
 
     def with_model(self, preset: ModelPreset) -> Self:
         """The same parameters with what is known of the chosen model."""
@@ -173,17 +175,21 @@ class Params(Section):
         params._model = preset
         return params
 
-    def preset_at(self, cell: Cell) -> ModelPreset:
-        """A model as it is at a scale. Raises UserError if a value of the scale does not fit."""
-        preset = self.models[cell.model].narrow(ModelPreset)
-        changes = self.scales[cell.scale].models.get(cell.model, {})
+    def declared_preset(self) -> ModelPreset:
+        """The chosen model as params.yaml has it at the chosen scale.
+
+        Raises:
+            UserError: a value of the scale does not fit.
+        """
+        preset = self.models[self.model].narrow(ModelPreset)
+        changes = self.at_scale.models.get(self.model, {})
         values = preset.model_dump()
         values |= {key: changes[key] for key in changes if key in values}
         values["kwargs"] = preset.kwargs | changes.get("kwargs", {})
         try:
             return ModelPreset.model_validate(values)
         except ValidationError as error:
-            place = f"scales.{cell.scale}.models.{cell.model}"
+            place = f"scales.{self.cell.scale}.models.{self.model}"
             raise UserError(describe_errors(error, ModelPreset, place)) from None
 
     @property
@@ -221,7 +227,7 @@ class Params(Section):
     @property
     def all_variants(self) -> dict[str, Any]:
         """The baseline first, then the variants as declared, then those of the scale."""
-        variants = self.variants | self.scales[self.cell.scale].variants
+        variants = self.variants | self.at_scale.variants
         used = {name: variant for name, variant in variants.items() if variant}
         return {BASELINE: self.baseline} | used
 
@@ -233,44 +239,35 @@ class Params(Section):
         """The key of params.yaml that a variant stands at."""
         if variant == BASELINE:
             return variant
-        if variant in self.scales[self.cell.scale].variants:
+        if variant in self.at_scale.variants:
             return f"scales.{self.cell.scale}.variants.{variant}"
         return f"variants.{variant}"
 
     # ---- values ----
 
-    def layers(self, name: str, cell: Cell | None = None) -> list[Layer]:
-        """All places that set values of a section, the nearest last."""
-        cell = cell or self.cell
-        scale = self.scales[cell.scale]
-        places = {
+    def layers(self, name: str) -> dict[str, Overrides]:
+        """All places that set values of a section, and those values; the nearest last."""
+        dataset, model, scale = self.cell
+        changes = self.at_scale.models.get(model, {})
+        return {
             name: getattr(self, name).model_dump(),
-            f"scales.{cell.scale}.{name}": getattr(scale, name, {}),
-            f"models.{cell.model}.{name}": getattr(self.models[cell.model], name, {}),
-            f"scales.{cell.scale}.models.{cell.model}.{name}": scale.models.get(cell.model, {}).get(
-                name, {}
-            ),
-            f"datasets.{cell.dataset}.{name}": getattr(self.datasets[cell.dataset], name, {}),
+            f"scales.{scale}.{name}": getattr(self.at_scale, name, {}),
+            f"models.{model}.{name}": getattr(self.models[model], name, {}),
+            f"scales.{scale}.models.{model}.{name}": changes.get(name, {}),
+            f"datasets.{dataset}.{name}": getattr(self.datasets[dataset], name, {}),
         }
-        return [Layer(place, values) for place, values in places.items()]
 
-    def values(
-        self,
-        section: type[Section],
-        variant: str | None = None,
-        *,
-        cell: Cell | None = None,
-    ) -> dict[str, Value]:
+    def values(self, section: type[Section], variant: str | None = None) -> dict[str, Value]:
         """Every effective value of a section with its source.
 
         Section < scale < model preset < the scale's values for that model < data-set preset <
         variant. `variant` counts for the section `finetune` alone. Values that exceed the images
         there are come lowered, see :func:`pipeline.config.resolve.lower`.
         """
-        values = merge(section, self.layers(section.name, cell))
+        values = merge(section, self.layers(section.name))
         if variant is not None:
             self._set_variant(values, variant)
-        return self._lower(section, values, [section.name], cell)
+        return lower(section, values, self.sizes, self.cell.scale, [section.name])
 
     def _set_variant(self, values: dict[str, Value], name: str) -> None:
         """Set what a variant says of its refinement."""
@@ -278,10 +275,8 @@ class Params(Section):
             values["epochs"] = values["baseline_epochs"]
         place = self.place_of(name)
         variant = self.all_variants[name]
-        scale = self.cell.scale
-        at_scale = self.scales[scale].finetune_of.get(name, {})
-        for key, value in at_scale.items():
-            values[key] = Value(value, f"scales.{scale}.finetune_of.{name}")
+        for key, value in self.at_scale.finetune_of.get(name, {}).items():
+            values[key] = Value(value, f"scales.{self.cell.scale}.finetune_of.{name}")
         for key, value in variant.finetune.items():
             values[key] = Value(value, f"{place}.finetune")
         if variant.per:
@@ -289,35 +284,20 @@ class Params(Section):
         elif values["per"].value not in forms(variant.route):
             values["per"] = Value("batch", f"{place}.route")
 
-    def scratch_values(
-        self, section: type[PaperSection], cell: Cell | None = None
-    ) -> dict[str, Value]:
+    def scratch_values(self, section: type[PaperSection]) -> dict[str, Value]:
         """Every effective value of the trainings from scratch of a paper's stage.
 
         Its key `training` overrides `pretrain`.
         """
-        values = merge(Pretrain, self.layers(Pretrain.name, cell))
+        values = merge(Pretrain, self.layers(Pretrain.name))
         del values["seeds"]
-        training = [
-            Layer(f"{place}.training", keys.get("training", {}))
-            for place, keys in self.layers(section.name, cell)
-        ]
+        training = {
+            f"{place}.training": keys.get("training", {})
+            for place, keys in self.layers(section.name).items()
+        }
         values |= merge(Optimisation, training)
         names = [Pretrain.name, f"{section.name}.training"]
-        return self._lower(Optimisation, values, names, cell)
-
-    def _lower(
-        self,
-        section: type[Section],
-        values: dict[str, Value],
-        names: list[str],
-        cell: Cell | None,
-    ) -> dict[str, Value]:
-        cell = cell or self.cell
-        if not self.sizes or cell.dataset != self.dataset:
-            return values
-        places = {*names, *(f"scales.{cell.scale}.{name}" for name in names)}
-        return lower(section, values, self.sizes, places)
+        return lower(Optimisation, values, self.sizes, self.cell.scale, names)
 
     def resolve(self, section: type[SectionT], variant: str | None = None) -> SectionT:
         """The effective section for the chosen cell and variant. Raises UserError."""
@@ -360,4 +340,6 @@ def whole(papers: tuple[Paper, ...]) -> type[Params]:
         "models": (dict[str, model], ...),
         "datasets": (dict[str, dataset], ...),
     }
-    return create_model("Params", __base__=Params, **fields)
+    made = create_model("Params", __base__=Params, **fields)
+    made.all_papers = papers
+    return made

@@ -28,28 +28,25 @@ def describe_overruled(params: Params, before: Params) -> list[str]:
     idle = [section for section in params.paper_sections if section not in params.running_sections]
     for section in sections:
         try:
-            old_layers = {layer.place: layer.values for layer in before.layers(section.name)}
+            old_layers = before.layers(section.name)
         except KeyError:  # a preset that is new
             continue
-        for layer in params.layers(section.name):
-            old_values = old_layers.get(layer.place, {})
-            for key, value in layer.values.items():
+        for place, values in params.layers(section.name).items():
+            old_values = old_layers.get(place, {})
+            for key, value in values.items():
                 if value == old_values.get(key):
                     continue
-                if section in idle and layer.place in old_layers:
-                    lines.append(f"{layer.place}.{key}: {value} has no effect: {LEFT_OUT}")
+                if section in idle and place in old_layers:
+                    lines.append(f"{place}.{key}: {value} has no effect: {LEFT_OUT}")
                 if section in idle or key in section.marks(Merged):
                     continue
-                sources = _sources(params, section, key)
-                if layer.place not in sources:
+                # Of the refinements, each variant may have another source.
+                variants = list(params.all_variants) if section is Finetune else [None]
+                found = [params.values(section, variant)[key] for variant in variants]
+                sources = sorted({value.source for value in found})
+                if place not in sources:
                     lines.append(
-                        f"{layer.place}.{key}: {value} has no effect with this scale, model and "
+                        f"{place}.{key}: {value} has no effect with this scale, model and "
                         f"data set: {', '.join(sources)} says {key}"
                     )
     return lines
-
-
-def _sources(params: Params, section: type[Section], key: str) -> list[str]:
-    """The places that a key's effective values come from: of the refinements, one a variant."""
-    variants = list(params.all_variants) if section is Finetune else [None]
-    return sorted({params.values(section, variant)[key].source for variant in variants})

@@ -1,7 +1,6 @@
 """How a value of params.yaml is found among all the places that set it."""
 
-import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
@@ -22,33 +21,30 @@ class Value(NamedTuple):
     written: Any = None  # what stands there, where it was lowered to the images there are
 
 
-class Layer(NamedTuple):
-    """A place in params.yaml that sets values of a section, and those values."""
-
-    place: str
-    values: Overrides
-
-
-def merge(section: type[Section], layers: Iterable[Layer]) -> dict[str, Value]:
-    """The values of a section, each from the last layer that sets it."""
+def merge(section: type[Section], layers: Mapping[str, Overrides]) -> dict[str, Value]:
+    """The values of a section, each from the last of the places that sets it."""
     merged = section.marks(Merged)
     values: dict[str, Value] = {}
-    for layer in layers:
-        for key, value in layer.values.items():
+    for place, overrides in layers.items():
+        for key, value in overrides.items():
             if key in merged and key in values and isinstance(value, dict):
                 value = values[key].value | value
-            values[key] = Value(value, layer.place)
+            values[key] = Value(value, place)
     return values
 
 
 def lower(
-    section: type[Section], values: dict[str, Value], sizes: Sizes, places: set[str]
+    section: type[Section],
+    values: dict[str, Value],
+    sizes: Sizes | None,
+    scale: str,
+    names: Iterable[str],
 ) -> dict[str, Value]:
-    """Lower the values that exceed the images there are, where one of `places` sets them.
+    """Lower the values that exceed the images there are, where a section or its scale sets them.
 
-    Places are the section and its scale. What a preset or a variant sets stays, to be refused.
+    What a preset or a variant sets stays, to be refused. `names` are those of the sections.
     """
-    values = dict(values)
+    places = {*names, *(f"scales.{scale}.{name}" for name in names)}
     for key, bound in section.marks(AtMost).items():
         value, source, _ = values[key]
         if source not in places or not isinstance(value, int):
@@ -67,8 +63,9 @@ def find_most(bound: AtMost, values: dict[str, Value], sizes: Sizes | None) -> i
     if bound.of in values:
         most = values[bound.of].value
     elif sizes and bound.of == "train":
-        used = values["images"].value if "images" in values else None
-        most = min(sizes[0], used if isinstance(used, int) else sys.maxsize)
+        most = sizes[0]
+        if "images" in values and isinstance(values["images"].value, int):
+            most = min(most, values["images"].value)
     elif sizes and bound.of == "validation":
         most = sizes[1]
     return max(most - bound.less, 1) if isinstance(most, int) else None

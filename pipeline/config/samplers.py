@@ -1,9 +1,7 @@
 """How params.yaml names the routes of a variant: a sampler, and what a route is drawn for."""
 
-import difflib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,60 +27,6 @@ from lsvit.routes import (
 )
 
 Spec = str | dict[str, Any]  # a `route:` value of params.yaml
-SCHEDULES = {"drop": ("constant", "linear"), "swap": ("growing",)}
-
-
-def _read_rate(value: Any) -> float:
-    rate = math.nan if isinstance(value, bool) else float(value)  # PyYAML reads 1e-1 as text
-    if not 0 <= rate < 1:
-        raise ValueError
-    return rate
-
-
-def _read_count(value: Any) -> int:
-    number = math.nan if isinstance(value, bool) else float(value)
-    if not (number.is_integer() and number >= 0):
-        raise ValueError
-    return int(number)
-
-
-def _read_swaps(value: Any) -> float:
-    number = math.nan if isinstance(value, bool) else float(value)
-    return number if 0 < number < 1 else _read_count(value)
-
-
-def _read_layers(value: Any) -> list[int]:
-    if not isinstance(value, list) or not value:
-        raise ValueError
-    return [_read_count(layer) for layer in value]
-
-
-def _most_swaps(num_layers: int) -> int:
-    return math.comb(num_layers, 2)
-
-
-def _last_layer(num_layers: int) -> int:
-    return num_layers - 1
-
-
-def _all_layers(num_layers: int) -> int:
-    return num_layers
-
-
-@dataclass(frozen=True)
-class Parametrised:
-    """A sampler with a parameter, `{name: value}` in params.yaml.
-
-    `read` turns the value as given into the value as needed and raises ValueError or TypeError if
-    it is none. `most` tells the largest value, or the largest of a list, for a number of layers.
-    """
-
-    make: Callable[..., Sampler]
-    read: Callable[[Any], Any]
-    accepted: str
-    most: Callable[[int], int] | None = None
-
-
 PLAIN: dict[str, Sampler] = {
     "sequential": sequential,
     "arbitrary": arbitrary,
@@ -91,48 +35,20 @@ PLAIN: dict[str, Sampler] = {
     "side_by_side": side_by_side,
 }
 ORDERLESS = ("repeat_first", "side_by_side")  # an order of their steps changes nothing
-PARAMETRISED = {
-    "drop": Parametrised(
-        drop, _read_rate, "{drop: p} with 0 <= p < 1 (also schedule: constant or linear)"
-    ),
-    "swap": Parametrised(
-        swap,
-        _read_swaps,
-        "{swap: k}, a count or a share below 1 (also schedule: growing)",
-        _most_swaps,
-    ),
-    "order": Parametrised(fixed, _read_layers, "{order: [layers]}", _last_layer),
-    "skip": Parametrised(skip, _read_layers, "{skip: [layers]}", _last_layer),
-    "fix_first": Parametrised(fix_first, _read_count, "{fix_first: k}", _all_layers),
-    "fix_last": Parametrised(fix_last, _read_count, "{fix_last: k}", _all_layers),
+PARAMETRISED: dict[str, Callable[..., Sampler]] = {
+    "drop": drop,
+    "swap": swap,
+    "order": fixed,
+    "skip": skip,
+    "fix_first": fix_first,
+    "fix_last": fix_last,
 }
 
 
-def _split(spec: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The name of a checked sampler with a parameter, and its other keys."""
+def split_spec(spec: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The name of a sampler with a parameter, and its other keys."""
     name = next(key for key in spec if key in PARAMETRISED)
     return name, {key: value for key, value in spec.items() if key != name}
-
-
-def check_sampler(spec: Any) -> Spec:
-    """Validate a sampler as written in params.yaml. Raises ValueError saying what is accepted."""
-    if isinstance(spec, str) and spec in PLAIN:
-        return spec
-    keys = [str(key) for key in spec] if isinstance(spec, dict) else [str(spec)]
-    if not isinstance(spec, dict) or not spec.keys() & PARAMETRISED.keys():
-        accepted = [*PLAIN, *(sampler.accepted for sampler in PARAMETRISED.values())]
-        near = difflib.get_close_matches("".join(keys[:1]), [*PLAIN, *PARAMETRISED], n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(", ".join(accepted) + hint)
-    name, rest = _split(spec)
-    sampler = PARAMETRISED[name]
-    has_schedule = rest.get("schedule") in SCHEDULES.get(name, ())
-    if set(rest) != ({"schedule"} if has_schedule else set()):
-        raise ValueError(sampler.accepted)
-    try:
-        return {name: sampler.read(spec[name]), **rest}
-    except (TypeError, ValueError):
-        raise ValueError(sampler.accepted) from None
 
 
 def limit(spec: Spec, num_layers: int) -> tuple[int, int] | None:
@@ -142,14 +58,16 @@ def limit(spec: Spec, num_layers: int) -> tuple[int, int] | None:
     """
     if isinstance(spec, str):
         return None
-    name, _ = _split(spec)
+    name, _ = split_spec(spec)
     value = spec[name]
-    most = PARAMETRISED[name].most
-    if most is None:
-        return None
+    most = num_layers  # of a count of layers; the rate of drop is below 1
+    if name == "swap":
+        most = math.comb(num_layers, 2)
+    elif name in ("order", "skip"):
+        most = num_layers - 1
     largest = max(value) if isinstance(value, list) else value
-    if largest > most(num_layers):
-        return largest, most(num_layers)
+    if largest > most:
+        return largest, most
     if name == "skip" and len(set(value)) == num_layers:  # no layer would be left
         return len(value), num_layers - 1
     if name == "order" and len(value) > num_layers:
@@ -161,10 +79,10 @@ def make_sampler(spec: Spec) -> Sampler:
     """The sampler that a checked `route:` value names; one that grows, as it is in the end."""
     if isinstance(spec, str):
         return PLAIN[spec]
-    name, rest = _split(spec)
+    name, rest = split_spec(spec)
     if name == "swap":
         return swap(spec[name])
-    return PARAMETRISED[name].make(spec[name], **rest)
+    return PARAMETRISED[name](spec[name], **rest)
 
 
 def grown(spec: Spec, progress: float) -> Spec:
@@ -229,16 +147,10 @@ def draw_routes(
         per: "batch" (one route), "sample" (one for each sample) or "latin".
         rng: where the routes are drawn from.
         num_layers, samples: of the model and of the batch.
-
-    Raises:
-        ValueError: the sampler has no Latin routes.
     """
     if per == "latin":
         ends = latin_ends(spec)
-        if ends is None:
-            raise ValueError(
-                f"per: found 'latin' with route {spec}, accepted: arbitrary, fix_first, fix_last"
-            )
+        assert ends is not None  # params.yaml has it for no other sampler
         return latin(rng, num_layers, *ends)
     sampler = make_sampler(spec)
     if per == "sample":

@@ -1,12 +1,22 @@
 """The types that values of params.yaml have, and what every section shares. No torch here."""
 
+import difflib
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic_core import PydanticCustomError
 
-from pipeline.config.samplers import check_sampler
+from pipeline.config.samplers import PLAIN, Spec, split_spec
 
 
 def refuse(key: str, value: Any, accepted: str) -> PydanticCustomError:
@@ -24,17 +34,53 @@ def _check_number(value: Any) -> Any:
 # PyYAML reads 1e-4 as text where DVC reads a number: pydantic converts text that spells a number.
 # It would take true and false too. NUMBER stands behind the bounds, which the schema then has.
 NUMBER = BeforeValidator(_check_number)
-Float = Annotated[float, Field(allow_inf_nan=False), NUMBER]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), NUMBER]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), NUMBER]
-Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), NUMBER]
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), NUMBER]
-Part = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False), NUMBER]
+Float = Annotated[FiniteFloat, NUMBER]
+Positive = Annotated[FiniteFloat, Field(gt=0), NUMBER]
+NonNegative = Annotated[FiniteFloat, Field(ge=0), NUMBER]
+Fraction = Annotated[FiniteFloat, Field(ge=0, lt=1), NUMBER]
+Share = Annotated[FiniteFloat, Field(ge=0, le=1), NUMBER]
+Part = Annotated[FiniteFloat, Field(gt=0, le=1), NUMBER]
 Count = Annotated[int, Field(ge=1), NUMBER]
 Natural = Annotated[int, Field(ge=0), NUMBER]
 Seed = Annotated[int, Field(ge=0, lt=10**9), NUMBER]  # scikit-learn takes none above 2**32 - 1
 Per = Literal["batch", "sample", "latin"]
-Sampler = Annotated[str | dict[str, Any], BeforeValidator(check_sampler)]
+Layers = Annotated[list[Natural], Field(min_length=1)]
+SCHEDULES = {"drop": ("constant", "linear"), "swap": ("growing",)}
+PARAMETERS: dict[str, tuple[Any, str]] = {  # of samplers: the type, and how it is written
+    "drop": (Fraction, "{drop: p} with 0 <= p < 1 (also schedule: constant or linear)"),
+    "swap": (
+        Annotated[float, Field(gt=0, lt=1), NUMBER] | Natural,
+        "{swap: k}, a count or a share below 1 (also schedule: growing)",
+    ),
+    "order": (Layers, "{order: [layers]}"),
+    "skip": (Layers, "{skip: [layers]}"),
+    "fix_first": (Natural, "{fix_first: k}"),
+    "fix_last": (Natural, "{fix_last: k}"),
+}
+
+
+def check_sampler(spec: Any) -> Spec:
+    """Raises ValueError saying what is accepted."""
+    if isinstance(spec, str) and spec in PLAIN:
+        return spec
+    keys = [str(key) for key in spec] if isinstance(spec, dict) else [str(spec)]
+    if not isinstance(spec, dict) or not spec.keys() & PARAMETERS.keys():
+        accepted = [*PLAIN, *(written for _, written in PARAMETERS.values())]
+        near = difflib.get_close_matches("".join(keys[:1]), [*PLAIN, *PARAMETERS], n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(", ".join(accepted) + hint)
+    name, rest = split_spec(spec)
+    kind, written = PARAMETERS[name]
+    has_schedule = rest.get("schedule") in SCHEDULES.get(name, ())
+    if set(rest) != ({"schedule"} if has_schedule else set()):
+        raise ValueError(written)
+    try:
+        return {name: TypeAdapter(kind).validate_python(spec[name]), **rest}
+    except ValidationError:
+        raise ValueError(written) from None
+
+
+Sampler = Annotated[Spec, BeforeValidator(check_sampler)]
 
 
 @dataclass(frozen=True)

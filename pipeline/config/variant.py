@@ -1,7 +1,7 @@
 """What is compared: a variant of params.yaml, made of orthogonal keys. No torch here."""
 
 from functools import cache
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, create_model
@@ -71,11 +71,9 @@ class Variant(Section):
 
     def extension_places(self) -> list[str]:
         """The extensions ("module:class") whose keys the variant sets, each once."""
-        places: dict[str, None] = {}
-        for key, place in self.extensions.items():
-            if getattr(self, key) != type(self).model_fields[key].default:
-                places[place] = None
-        return list(places)
+        fields = type(self).model_fields
+        changed = [key for key in self.extensions if getattr(self, key) != fields[key].default]
+        return list(dict.fromkeys(self.extensions[key] for key in changed))
 
 
 @cache
@@ -97,7 +95,7 @@ def variant_class(papers: "tuple[Paper, ...]") -> type[Variant]:
 
 def papers_variant() -> Any:
     """The class of variants with the keys of all papers."""
-    return import_module("papers").Variant
+    return resolve_name("papers:Variant")
 
 
 def read_variant(noted: Any) -> Any:

@@ -147,12 +147,10 @@ def describe_options(record: dict[str, Any], spec: dict[str, Any]) -> str:
 
 def describe_accuracy(cells: pd.DataFrame) -> str:
     """A table of the measured accuracies."""
-    names = {"mean": "mean", "low": "from", "high": "to", "own": "this seed"}
+    names = {"keep": "layers kept", "n": "seeds", "low": "from", "high": "to", "own": "this seed"}
+    shares = (100 * cells[["mean", "low", "high", "own"]]).map("{:.2f}".format)
     table = cells[["order", "keep", "n", "orders", "images"]]
-    table = table.astype({"orders": int, "images": int})
-    table = table.rename(columns={"keep": "layers kept", "n": "seeds"})
-    for column, name in names.items():
-        table[name] = [f"{100 * value:.2f}" for value in cells[column]]
+    table = table.astype({"orders": int, "images": int}).join(shares).rename(columns=names)
     return (
         "Top-1 accuracy in % on the validation images. *mean*: over the seeds, these weights are "
         f"of one; *from*, *to*: {METHOD}; *orders*: different ones behind a seed's mean.\n\n"

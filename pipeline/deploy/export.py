@@ -85,7 +85,6 @@ def export(
     record["model"] = ModelPreset.model_validate(record["model"]).model_dump(mode="json")
     if (training / EXECUTION).is_file():  # an older training has none
         record["options"]["ran on"] = (training / EXECUTION).read_text("utf-8").strip()
-    record["seed"] = seed
     origin: dict[str, Any] = {}
     for path in PRETRAINED.glob(f"seed_*/{ORIGIN}"):
         origin = read_json(path)

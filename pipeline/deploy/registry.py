@@ -14,8 +14,8 @@ from mlflow.types import Schema, TensorSpec
 from lsvit.checkpoint import read_spec
 from lsvit.predict import load
 from pipeline.config.paper import Paper
-from pipeline.deploy.export import find_training
 from pipeline.errors import UserError
+from pipeline.jobs.files import finetuned
 from pipeline.models.weights import user_errors
 from pipeline.tracking.runs import Tracker, experiment_name, paper_of
 from pipeline.tracking.store import (
@@ -59,7 +59,7 @@ def register(folder: Path, papers: tuple[Paper, ...], name: str | None = None) -
     route = {"order": "sequential", "keep": model.num_layers, "seed": 0}
     signature = ModelSignature(Schema([pixels]), params=infer_signature(params=route).params)
     name = name or f"{spec['dataset']}_{spec['model']}"
-    training = find_training(spec["name"], spec["seed"], [spec["name"]])
+    training = finetuned(spec["name"], spec["seed"]).parent
     cell = (spec["dataset"], spec["model"], spec["scale"])
     experiment = experiment_name(paper_of(training, papers), cell)
     tracker = Tracker(experiment, Path(), live=False)

@@ -47,11 +47,6 @@ def without_averaging(step: nn.Module, skip: bool) -> AbstractContextManager:
     return step.no_sync() if skip and isinstance(step, DistributedDataParallel) else nullcontext()
 
 
-def own_seed(seed: int) -> int:
-    """A seed that differs between the processes, for dropout; the first process keeps it."""
-    return (seed + rank_and_world()[0]) % 2**62
-
-
 def start(cuda: bool) -> None:
     """Join the processes that torchrun started: NCCL on CUDA, one GPU each; gloo on a CPU."""
     if cuda:
@@ -60,8 +55,3 @@ def start(cuda: bool) -> None:
         dist.init_process_group("nccl", device_id=device)
     else:
         dist.init_process_group("gloo")
-
-
-def end() -> None:
-    """Leave them."""
-    dist.destroy_process_group()

@@ -1,14 +1,13 @@
 """What stages keep of finished trainings. No torch here."""
 
-import csv
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.samplers import Spec
-from pipeline.jobs.files import CONFIG, EXECUTION, FINAL, HISTORY, TABLE, Row
+from pipeline.files import read_json, write_json
+from pipeline.jobs.files import CONFIG, EXECUTION, FINAL, HISTORY, TABLE, Row, write_rows
 from pipeline.jobs.job import Job
 from pipeline.training.judging import kept_epoch
 
@@ -28,17 +27,14 @@ def gather_trainings(jobs: Mapping[int, Job], out: Path, judge: str = "validatio
             for path in job.folder.glob(pattern):
                 shutil.copyfile(path, target / path.name)
         record = job.record()
-        (target / CONFIG).write_text(json.dumps(record, indent=1) + "\n", "utf-8")
-        history = json.loads((job.folder / HISTORY).read_text("utf-8"))
+        write_json(target / CONFIG, record)
+        history = read_json(job.folder / HISTORY, list)
         final = final_metrics(history, record["variant"]["route"], judge) if history else {}
-        (target / FINAL).write_text(json.dumps(final, indent=1) + "\n", "utf-8")
+        write_json(target / FINAL, final)
         rows += [{"seed": seed, **row} for row in history]
-    with open(out / TABLE, "w", encoding="utf-8", newline="") as file:
-        columns = list(rows[0]) if rows else ["seed", "epoch"]
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({key: _shorten(value) for key, value in row.items()})
+    columns = list(rows[0]) if rows else ["seed", "epoch"]
+    shortened = [[_shorten(row.get(column)) for column in columns] for row in rows]
+    write_rows(out / TABLE, columns, shortened)
 
 
 def final_metrics(history: list[Row], route: Spec, judge: str) -> Row:

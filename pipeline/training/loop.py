@@ -3,12 +3,10 @@
 Branches on cached features of a frozen model have a loop of their own, in the paper on early exits.
 """
 
-import json
 import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,8 +20,8 @@ from lsvit.routes import OneRoute, Routes, Sampler, arbitrary, generator
 from lsvit.weights import save_weights
 from pipeline.config.samplers import Spec, draw_routes, grown, make_sampler, training_order
 from pipeline.config.variant import PLAIN, Variant
-from pipeline.data.splits import Split
 from pipeline.errors import UserError
+from pipeline.files import write_json
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import (
     EXECUTION,
@@ -35,13 +33,12 @@ from pipeline.jobs.files import (
     read_meta,
     weights_file,
 )
-from pipeline.models.extensions import Extension, extensions_of
+from pipeline.models.extensions import extensions_of
 from pipeline.models.start import load_start
 from pipeline.models.weights import attach, build, create_backbone
 from pipeline.training.devices import Execution, compile_blocks
 from pipeline.training.distributed import (
     barrier,
-    own_seed,
     parallel,
     rank_and_world,
     sum_over_processes,
@@ -64,41 +61,83 @@ REPORT_SECONDS = 20
 Report = Callable[[dict[str, Any]], None]
 
 
-@dataclass
 class Run:
-    """One training: what it computes with, and what a checkpoint holds of it."""
+    """One training, at its start: what it computes with, and what a checkpoint holds of it.
 
-    config: TrainConfig
-    model: RoutedModel
-    execution: Execution
-    extensions: list[Extension]
-    step: nn.Module  # TrainingStep, for several processes within DDP
-    train_split: Split
-    judges: dict[str, Split]  # validation images and, where some are held out, those
-    augments: list[Augment]
-    optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler  # of the loss in fp16; does nothing in other precisions
-    scheduler: Any
-    steps: int  # optimiser steps of an epoch
-    report: Report
+    `report` gets what `train` reports. Raises UserError if an epoch has no complete batch.
+    """
 
-    @property
-    def chief(self) -> str:
-        """The split that the learning rate and early stopping go by."""
-        return HELDOUT if HELDOUT in self.judges else "validation"
+    def __init__(
+        self,
+        config: TrainConfig,
+        data: Path,
+        weights: Path | None,
+        report: Report,
+        teacher: Path | None = None,
+    ) -> None:
+        self.config = config
+        self.report = report
+        options = config.options
 
-    def judged(self, history: Sequence[Row], judge: str) -> list[float]:
-        """By epoch, the loss that chooses the epoch on a split."""
-        return [judged_loss(row, self.config.variant.route, judge) for row in history]
+        # ---- the model
+        torch.set_num_threads(options.threads)
+        torch.manual_seed(config.seed)
+        model, execution = open_model(config, data, weights)
+        report({"text": f"runs on {execution}"})
+        model.checkpointing = options.checkpointing
+        self.model = model
+        self.execution = execution
+        self.extensions = extensions_of(config.variant)
+        for extension in self.extensions:
+            extension.freeze(model)
+        if execution.compiled:
+            compile_blocks(model.backbone.blocks)
 
-    def resumable(self) -> dict[str, Any]:
-        """What has a state that a checkpoint holds."""
-        return {
-            "model": self.model,
+        # ---- the images
+        meta = read_meta(data)
+        # Validation images and, where some are held out, those.
+        self.judges = {split: open_split(config, data, split, model) for split in meta["counts"]}
+        self.train_split = self.judges.pop("train")
+        # The learning rate on a plateau and early stopping go by it.
+        self.chief = HELDOUT if HELDOUT in self.judges else "validation"
+        images = len(self.train_split.subset(options.images))
+        self.steps = images // options.batch_size  # of an epoch
+        if self.steps == 0:
+            raise UserError(
+                f"batch_size: found {options.batch_size}, "
+                f"accepted: at most the {images} training images used"
+            )
+        self.augments: list[Augment] = []
+        for extension in self.extensions:
+            augment = extension.augmentation(model, self.train_split)
+            if augment is not None:
+                self.augments.append(augment)
+
+        # ---- what is minimised, and how
+        objectives: list[Objective] = []
+        if config.variant.teacher is not None:
+            teaching = None
+            if config.teacher is not None:
+                teaching = build(config.model, len(meta["classes"]), config.teacher, teacher)
+                teaching.to(execution.device).eval()
+            objectives.append(TeacherLoss(options.teacher_weight, teaching))
+        step = make_step(model, config.variant, options.position_weight, execution, objectives)
+        self.step = parallel(step)
+        self.optimizer = make_optimizer(model, options)
+        # Of the loss in fp16. In other precisions it does nothing.
+        is_fp16 = execution.precision == "fp16"
+        self.scaler = torch.amp.GradScaler(execution.device.type, enabled=is_fp16)
+        self.scheduler = make_scheduler(self.optimizer, options, self.steps * options.epochs)
+        self.resumable: dict[str, Any] = {  # what has a state that a checkpoint holds
+            "model": model,
             "optimizer": self.optimizer,
             "scaler": self.scaler,
             "scheduler": self.scheduler,
         }
+
+    def judged(self, history: Sequence[Row], judge: str) -> list[float]:
+        """By epoch, the loss that chooses the epoch on a split."""
+        return [judged_loss(row, self.config.variant.route, judge) for row in history]
 
 
 def train(
@@ -122,7 +161,7 @@ def train(
     """
     if (folder / HISTORY).exists():  # killed after the last epoch, before it was marked as done
         return
-    run = open_run(config, data, weights, report, teacher)
+    run = Run(config, data, weights, report, teacher)
     options = config.options
     is_first = rank_and_world()[0] == 0
     history = _resume(folder, run)
@@ -139,12 +178,16 @@ def train(
         row: Row = {"epoch": epoch, "lr": run.optimizer.param_groups[0]["lr"]}
         row |= train_epoch(run, epoch)
         row |= validate_epoch(run)
-        _check_finite(row, config)
+        if not all(math.isfinite(value) for value in row.values()):
+            raise UserError(
+                f"{config.title}, seed {config.seed}: the loss is not finite in epoch {epoch}; "
+                f"try a smaller lr than {options.lr}"
+            )
         history.append(row)
         if options.schedule == "plateau":
             run.scheduler.step(run.judged(history, run.chief)[-1])
         if is_first:
-            state = {name: part.state_dict() for name, part in run.resumable().items()}
+            state = {name: part.state_dict() for name, part in run.resumable.items()}
             _replace(folder / CHECKPOINT, partial(_save, state | {"history": history}))
             _keep_best(folder, run, history)
         report(row | {"seconds": time.perf_counter() - start})
@@ -153,75 +196,8 @@ def train(
     barrier()  # no process still reads what the first one now removes
     if is_first:
         (folder / EXECUTION).write_text(f"{run.execution}\n", "utf-8")
-        text = json.dumps(history, indent=1) + "\n"
-        _replace(folder / HISTORY, lambda path: path.write_text(text, "utf-8"))
+        _replace(folder / HISTORY, partial(write_json, content=history))
         (folder / CHECKPOINT).unlink(missing_ok=True)
-
-
-def open_run(
-    config: TrainConfig,
-    data: Path,
-    weights: Path | None,
-    report: Report,
-    teacher: Path | None = None,
-) -> Run:
-    """All that a training needs, at its start.
-
-    Raises:
-        UserError: an epoch has no complete batch.
-    """
-    options = config.options
-
-    # ---- the model
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(config.seed)
-    model, execution = open_model(config, data, weights)
-    report({"text": f"runs on {execution}"})
-    model.checkpointing = options.checkpointing
-    extensions = extensions_of(config.variant)
-    for extension in extensions:
-        extension.freeze(model)
-    if execution.compiled:
-        compile_blocks(model.backbone.blocks)
-
-    # ---- the images
-    splits = {split: open_split(config, data, split, model) for split in read_meta(data)["counts"]}
-    train_split = splits.pop("train")
-    images = len(train_split.subset(options.images))
-    steps = images // options.batch_size
-    if steps == 0:
-        raise UserError(
-            f"batch_size: found {options.batch_size}, "
-            f"accepted: at most the {images} training images used"
-        )
-    augments = [extension.augmentation(model, train_split) for extension in extensions]
-
-    # ---- what is minimised, and how
-    objectives: list[Objective] = []
-    if config.variant.teacher is not None:
-        teaching = None
-        if config.teacher is not None:
-            num_classes = len(read_meta(data)["classes"])
-            teaching = build(config.model, num_classes, config.teacher, teacher)
-            teaching.to(execution.device).eval()
-        objectives.append(TeacherLoss(options.teacher_weight, teaching))
-    step = make_step(model, config.variant, options.position_weight, execution, objectives)
-    optimizer = make_optimizer(model, options)
-    return Run(
-        config=config,
-        model=model,
-        execution=execution,
-        extensions=extensions,
-        step=parallel(step),
-        train_split=train_split,
-        judges=splits,
-        augments=[augment for augment in augments if augment is not None],
-        optimizer=optimizer,
-        scaler=torch.amp.GradScaler(execution.device.type, enabled=execution.precision == "fp16"),
-        scheduler=make_scheduler(optimizer, options, steps * options.epochs),
-        steps=steps,
-        report=report,
-    )
 
 
 def make_step(
@@ -280,7 +256,7 @@ def train_epoch(run: Run, epoch: int) -> Row:
             run.scheduler.step()
 
         for name, value in sums.items():
-            totals[name] = totals[name] + value if name in totals else value
+            totals[name] = totals.get(name, 0) + value
         if time.monotonic() - last_report > REPORT_SECONDS:
             run.report({"progress": epoch - 1 + (i + 1) / run.steps})
             last_report = time.monotonic()
@@ -301,21 +277,18 @@ def draw_route(
     if config.routes == "own" and rank > 0:
         key.append(rank)
     samples = config.options.batch_size
-    rng = generator("train", *key)
     spec = grown(config.variant.route, progress)
-    routes = draw_routes(spec, config.per, rng, num_layers, samples)
-    # The first processes have one image more where they cannot all have as many.
-    share, more = divmod(samples, world)
-    start = rank * share + min(rank, more)
-    return routes.part(start, share + 1 if rank < more else share)
+    routes = draw_routes(spec, config.per, generator("train", *key), num_layers, samples)
+    share = np.array_split(np.arange(samples), world)[rank]
+    return routes.part(int(share[0]), len(share))
 
 
 def seed_libraries(stream: str, *key: int) -> None:
     """Seed the global generators that dropout, drop path and augmentation draw from.
 
-    Processes have seeds of their own.
+    Processes have seeds of their own. The first one keeps that of the key.
     """
-    seed = own_seed(int(generator(stream, *key).integers(2**62)))
+    seed = (int(generator(stream, *key).integers(2**62)) + rank_and_world()[0]) % 2**62
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -368,14 +341,6 @@ def validate(run: Run, judge: str, orders: Sequence[str] | None) -> Row:
     return row
 
 
-def _check_finite(row: Row, config: TrainConfig) -> None:
-    if not all(math.isfinite(value) for value in row.values()):
-        raise UserError(
-            f"{config.title}, seed {config.seed}: the loss is not finite in epoch {row['epoch']}; "
-            f"try a smaller lr than {config.options.lr}"
-        )
-
-
 # ---- checkpoints -------------------------------------------------------------------------------
 
 
@@ -385,7 +350,7 @@ def _resume(folder: Path, run: Run) -> list[Row]:
         return []
     device = run.execution.device
     state = torch.load(folder / CHECKPOINT, map_location=device, weights_only=True)
-    for name, part in run.resumable().items():
+    for name, part in run.resumable.items():
         part.load_state_dict(state[name])
     return state["history"]
 
@@ -437,5 +402,5 @@ def fetch(
     if preset.weights != "random":
         loaded = load_start(model.backbone, preset, classes)
     save_weights(model, folder / WEIGHTS)
-    (folder / ORIGIN).write_text(json.dumps(loaded, indent=1) + "\n", "utf-8")
-    (folder / HISTORY).write_text("[]\n", "utf-8")
+    write_json(folder / ORIGIN, loaded)
+    write_json(folder / HISTORY, [])

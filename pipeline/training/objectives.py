@@ -1,9 +1,10 @@
 """What a training minimises: objectives, each of which reads a forward pass and adds terms."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, l1_loss
@@ -21,16 +22,12 @@ class Batch:
     labels: Tensor  # (B,) classes, or (B, C) shares of the classes in each image
     extras: Mapping[str, Tensor] = field(default_factory=dict)  # (B, ...) for a paper's objective
 
-    def split(self, parts: int) -> "list[Batch]":
+    def split(self, parts: int) -> "Iterator[Batch]":
         """Nearly equal parts of the batch, in order."""
-        batches = []
-        images = self.images.tensor_split(parts)
-        labels = self.labels.tensor_split(parts)
-        extras = {name: tensor.tensor_split(parts) for name, tensor in self.extras.items()}
-        for i in range(parts):
-            own = {name: tensors[i] for name, tensors in extras.items()}
-            batches.append(Batch(images[i], labels[i], own))
-        return batches
+        for rows in np.array_split(np.arange(len(self.images)), parts):
+            part = slice(rows[0], rows[-1] + 1)
+            extras = {name: tensor[part] for name, tensor in self.extras.items()}
+            yield Batch(self.images[part], self.labels[part], extras)
 
 
 Augment = Callable[[Batch], Batch]
@@ -73,11 +70,11 @@ class ClassLoss(Objective):
         }
 
 
+@dataclass
 class PositionLoss:
     """The loss of LayerShuffle-predict (section 3.3)."""
 
-    def __init__(self, weight: float) -> None:
-        self.weight = weight
+    weight: float
 
     def taps(self, model: RoutedModel) -> Sequence[Tap]:
         """A reader of the predicted positions."""
@@ -92,19 +89,19 @@ class PositionLoss:
         }
 
 
+@dataclass
 class TeacherLoss(Objective):
     """Cross-entropy with a teacher's answers (distillation without temperature; Hinton et al.,
     2015).
 
-    Args:
+    Attributes:
         weight: of the loss.
         teacher: a model that is not trained. None: the trained model itself in its original order,
             in a pass of its own, in which it learns the labels too.
     """
 
-    def __init__(self, weight: float, teacher: RoutedModel | None) -> None:
-        self.weight = weight
-        self.teacher = teacher
+    weight: float
+    teacher: RoutedModel | None
 
     def terms(self, forward: ForwardPass, taps: Sequence[Any]) -> Terms:
         """The loss; without a teacher also that of the task in the original order."""

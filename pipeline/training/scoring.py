@@ -64,13 +64,11 @@ def batches_along(
         share it, which is the faster way to run them.
     """
     for start in range(0, len(rows), batch_size):
-        place = slice(start, min(start + batch_size, len(rows)))
+        place = slice(start, start + batch_size)
         images, labels = split.take(rows[place])
         table = routes[place]
-        if (table == table[0]).all():
-            yield place, images, labels, tuple(table[0].tolist())
-        else:
-            yield place, images, labels, table
+        is_shared = (table == table[0]).all()
+        yield place, images, labels, tuple(table[0].tolist()) if is_shared else table
 
 
 @dataclass(frozen=True)

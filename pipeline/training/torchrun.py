@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import sys
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -25,24 +24,13 @@ from pipeline.jobs.events import ENDED, Event
 from pipeline.jobs.job import Job, call
 from pipeline.jobs.processes import ends_unless, is_alive
 from pipeline.jobs.spread import EVENTS, JOBS, STAGE_PID
-from pipeline.training.distributed import barrier, end, rank_and_world, start
-
-
-def work(job: Job, report: Callable[[Event], None]) -> None:
-    """Run one job together with the other processes; the first one marks it as done."""
-    is_first = rank_and_world()[0] == 0
-    if is_first:
-        job.begin()
-    barrier()
-    call(job, report)
-    barrier()
-    if is_first:
-        job.finish()
-        report(ENDED)
+from pipeline.training.distributed import barrier, rank_and_world, start
 
 
 def main() -> None:
-    """Train the jobs one after another; events go to a file, a line each, from the first process.
+    """Train the jobs one after another, in each with the other processes.
+
+    The first process marks a job as done. It writes events to a file, a line each.
 
     The process ends when the stage that started torchrun is gone, which torchrun's agent does not.
     """
@@ -53,18 +41,26 @@ def main() -> None:
     watch = ends_unless(partial(is_alive, psutil.Process(int(stage)))) if stage else nullcontext()
     with watch, open(folder / EVENTS, "a", buffering=1, encoding="utf-8") as events:
         start(cuda=jobs[0].config.device != "cpu" and torch.cuda.is_available())
+        is_first = rank_and_world()[0] == 0
 
         def send(index: int, event: Event) -> None:
-            if rank_and_world()[0] == 0 or "error" in event:
+            if is_first or "error" in event:
                 events.write(json.dumps([index, event]) + "\n")
 
         for i, job in enumerate(jobs):
             try:
-                work(job, partial(send, i))
+                if is_first:
+                    job.begin()
+                barrier()
+                call(job, partial(send, i))
+                barrier()
+                if is_first:
+                    job.finish()
+                    send(i, ENDED)
             except UserError as error:
                 send(i, {"error": str(error)})
                 raise SystemExit(1) from None
-        end()
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

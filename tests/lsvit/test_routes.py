@@ -27,7 +27,6 @@ from lsvit.routes import (
     swap,
 )
 from pipeline.config.samplers import (
-    check_sampler,
     draw_routes,
     latin_ends,
     limit,
@@ -35,6 +34,7 @@ from pipeline.config.samplers import (
     sampler_name,
     training_order,
 )
+from pipeline.config.types import check_sampler
 from tests.conftest import cases_of, refused
 
 CASES = cases_of(__file__)

@@ -31,7 +31,7 @@ from pipeline.data.resize import Resize
 from pipeline.data.splits import Split
 from pipeline.jobs.configs import TrainConfig
 from pipeline.models.weights import build
-from pipeline.training.loop import open_run, seed_libraries, train_epoch
+from pipeline.training.loop import Run, seed_libraries, train_epoch
 from pipeline.training.objectives import Batch
 from tests.papers.smoothing.by_hand import RECIPE
 from tests.pipeline.training.test_loop import rates_of
@@ -238,7 +238,7 @@ def test_label_smoothing_is_timms(part: dict[str, Any]) -> None:
 @pytest.mark.parametrize("parts", [1, 3, 10])
 def test_a_split_batch_is_the_batch(parts: int) -> None:
     batch = mix_patches(unique(10), torch.arange(10), 10, (2, 2), 1.0)
-    pieces = batch.split(parts)
+    pieces = list(batch.split(parts))
     sizes = [len(piece) for piece in np.array_split(np.arange(10), parts)]
     assert [len(piece.images) for piece in pieces] == sizes
     for whole, *parts_of_it in zip(tensors(batch), *map(tensors, pieces), strict=True):
@@ -314,7 +314,7 @@ def test_an_epoch_trains_on_augmented_repeated_images(
     recipe = Recipe(repeats=4, flip=0.5, erasing=0.5, cutmix=1.0)
     variant = Variant(route="arbitrary", losses=MIXING, recipe=recipe)
     config = train_config().model_copy(update={"variant": variant})
-    opened = open_run(config, prepared, None, Mock())
+    opened = Run(config, prepared, None, Mock())
     for epoch in (1, 2, 1):
         train_epoch(opened, epoch)
     batches = [call.args[1] for call in step.call_args_list]

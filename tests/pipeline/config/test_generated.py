@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from papers import PAPERS
-from pipeline.config.effective import files
+from pipeline.config.effective import stage_params
 from pipeline.config.load import load
 from pipeline.errors import UserError, raise_all
 from stages.check_params import build, check_machine
@@ -199,7 +199,7 @@ def test_a_file_is_refused_in_clear_lines_or_has_a_plan(
                 lines
             )
             return
-        assert files(params)
+        assert stage_params(params)
         if params.sizes:
             leave(params, folder)
             assert listed(params)["finetune"]

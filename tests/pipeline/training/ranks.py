@@ -9,7 +9,7 @@ from pipeline.jobs.configs import TrainConfig
 from pipeline.training import loop
 from pipeline.training.devices import compile_blocks
 from pipeline.training.distributed import rank_and_world
-from pipeline.training.loop import Report, draw_route, open_run
+from pipeline.training.loop import Report, Run, draw_route
 from pipeline.training.objectives import Batch
 from pipeline.training.step import backward_in_parts
 
@@ -21,7 +21,7 @@ def gradients(config: TrainConfig, data: Path, folder: Path, report: Report) -> 
     """Write the gradients of a few steps, all from the same weights, to `gradients_<rank>.pt`."""
     loop.compile_blocks = partial(compile_blocks, backend="aot_eager")
     rank, world = rank_and_world()
-    run = open_run(config, data, None, report)
+    run = Run(config, data, None, report)
     options = config.options
     found = []
     batches = run.train_split.shuffled(options.batch_size, config.seed, 1, rank, world)

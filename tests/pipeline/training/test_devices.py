@@ -145,7 +145,7 @@ def test_no_training_step_waits_for_the_device(
     train_config: Config, prepared: Path, pico: ModelPreset
 ) -> None:
     """CUDA raises where the host would wait for the device."""
-    from pipeline.training.loop import draw_route, open_run
+    from pipeline.training.loop import Run, draw_route
     from pipeline.training.step import backward_in_parts
 
     for changes in (
@@ -156,7 +156,7 @@ def test_no_training_step_waits_for_the_device(
         config = train_config(precision="bf16", position={"predict": {}}, **changes).model_copy(
             update={"device": "cuda"}
         )
-        opened = open_run(config, prepared, None, lambda event: None)
+        opened = Run(config, prepared, None, lambda event: None)
         batches = opened.train_split.shuffled(config.options.batch_size, 0, 1)
         first = next(
             batches

@@ -32,7 +32,7 @@ from pipeline.training.gather import gather_trainings
 from pipeline.training.judging import kept_epoch
 from pipeline.training.loop import (
     CHECKPOINT,
-    open_run,
+    Run,
     train,
     train_epoch,
     validate,
@@ -243,7 +243,7 @@ def test_validation_orders_are_many_and_fixed() -> None:
 
 def gradients(config: TrainConfig, data: Path) -> torch.Tensor:
     """All gradients with which the optimiser makes its first step."""
-    opened = open_run(config, data, None, Mock())
+    opened = Run(config, data, None, Mock())
     found = []
 
     def note(optimizer: torch.optim.Optimizer) -> None:
@@ -338,7 +338,7 @@ def test_two_protocols_keep_two_epochs(
         metric = f"{judge}/arbitrary/loss"
         least = min(row[metric] for row in history)
         assert kept_epoch(history, "arbitrary", judge)[metric] == least
-        opened = open_run(config, data, job.folder / weights_file(judge), lambda event: None)
+        opened = Run(config, data, job.folder / weights_file(judge), lambda event: None)
         assert validate(opened, judge, ["arbitrary"])[metric] == pytest.approx(least, rel=1e-6)
     gather_trainings({0: job}, tmp_path / "out")
     final = read_json(tmp_path / "out" / "seed_0" / FINAL)

@@ -13,7 +13,7 @@ from lsvit.weights import save_weights
 from pipeline.config.variant import PLAIN
 from pipeline.jobs.configs import TrainConfig
 from pipeline.models.weights import build
-from pipeline.training.loop import draw_route, open_run, train
+from pipeline.training.loop import Run, draw_route, train
 from pipeline.training.objectives import Batch
 
 Config = Callable[..., TrainConfig]
@@ -38,7 +38,7 @@ def test_the_loss_and_its_gradients(
         weights = tmp_path / "teacher.safetensors"
         save_weights(teacher, weights)
         config = config.model_copy(update={"teacher": PLAIN})
-    run = open_run(config, prepared, None, lambda event: None, weights)
+    run = Run(config, prepared, None, lambda event: None, weights)
     images, labels = run.train_split.take(torch.arange(6))
     route = ROUTE[: run.model.num_layers]
     found = run.step(Batch(images, labels), OneRoute(route))
