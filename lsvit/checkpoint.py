@@ -7,6 +7,7 @@ import argparse
 import hashlib
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -201,13 +202,9 @@ def _find_wrapper(found: Any, path: Path) -> str | None:
 
 def _strip(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], str]:
     """The tensors without a prefix that all names have, and the prefix."""
-    prefix = ""
-    while True:
-        first = {name.partition(".")[0] for name in tensors}
-        if len(first) > 1 or any("." not in name for name in tensors):
-            return tensors, prefix
-        prefix += f"{first.pop()}."
-        tensors = {name.partition(".")[2]: tensor for name, tensor in tensors.items()}
+    common = os.path.commonprefix(list(tensors))  # noqa: RUF071 (of characters)
+    prefix = common[: common.rfind(".") + 1]
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}, prefix
 
 
 def _rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -256,10 +253,8 @@ def describe_misfit(tensors: Mapping[str, Tensor], expected: Mapping[str, Any]) 
 
 def weights_in(folder: Path) -> Path:
     """The file of weights in a folder of timm's or transformers' layout, there or not."""
-    for name in FILES:
-        if (folder / name).is_file():
-            return folder / name
-    return folder / FILES[0]
+    files = [folder / name for name in FILES]
+    return next(filter(Path.is_file, files), files[0])
 
 
 def read_about(folder: Path) -> About | None:

@@ -95,17 +95,15 @@ def decode_files(name: str, splits: dict[str, Items], resize: Resize) -> Decoded
     """Decode image files to shards below the root's `.lsvit/data/`."""
     folder = Path(".lsvit", "data", key(splits, resize))
     shards = decode_splits(name, splits, resize, root() / folder)
+    total = np.sum([record["moments"] for record in shards["train"]], axis=0)
     digest = hashlib.sha256()
-    total = np.zeros((2, 3), np.int64)
     digests: dict[str, list[str]] = {split: [] for split in splits}
     for split, records in shards.items():
         for record in records:
-            digests[split] += record.pop("digests", [])
-            record["file"] = str(folder / record["file"])
             digest.update(record["sha256"].encode())
-            pixel_moments = record.pop("moments")
-            if split == "train":
-                total += pixel_moments
+            digests[split] += record.pop("digests")
+            del record["moments"]
+            record["file"] = str(folder / record["file"])
     trained = set(digests["train"])
     leaked = [i for i, image in enumerate(digests["validation"]) if image in trained]
     if leaked:

@@ -123,13 +123,9 @@ class Split:
 
     def _batches(self, indices: list[np.ndarray]) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches of the given images. Between them the host waits for no result of the device."""
-        if not indices:
-            return
         if not self.workers:
-            lengths = [len(index) for index in indices]
-            joined = torch.from_numpy(np.concatenate(indices)).to(self.device)
-            for index in joined.split(lengths):
-                yield self.take(index)
+            for index in indices:
+                yield self.take(torch.from_numpy(index).to(self.device, non_blocking=True))
             return
         loader: DataLoader = DataLoader(
             self.maps,  # type: ignore[arg-type]

@@ -53,9 +53,10 @@ def complete(preset: ModelPreset, root: Path = Path()) -> ModelPreset:
     about = _read_about(preset, file)
     if about is None:
         return preset
-    kwargs = {key: about.model_args[key] for key in about.model_args if "drop" not in key}
-    kwargs.pop("num_classes", None)
-    kwargs.pop("pretrained", None)
+    kwargs = {}
+    for key, value in about.model_args.items():
+        if "drop" not in key and key not in ("num_classes", "pretrained"):
+            kwargs[key] = value
     check_name(preset)
     stock: Any = timm.get_pretrained_cfg(preset.timm) or PretrainedCfg()
     size = list(about.data.get("input_size", ()))
@@ -114,15 +115,13 @@ def load_start(
     tensors, head = _join_head(model, start, classes, say)
     model.load_state_dict(tensors, strict=False)
     name, _, tag = preset.timm.partition(".")
-    origin: dict[str, str | None]
-    if preset.weights == "hub":
-        cfg: Any = timm.get_pretrained_cfg(preset.timm)
-        origin = {"timm": preset.timm, "tag": tag}
-        origin |= {"hf_hub_id": cfg.hf_hub_id, "license": cfg.license}
-    else:  # whatever a local file holds, the tag's licence is not known to be its
-        origin = {"timm": name, "tag": None}
-        origin |= {"file": Path(preset.weights).name, "license": None}
-    return origin | {"sha256": start.digest, "head": head}
+    found = {"sha256": start.digest, "head": head}
+    if preset.weights != "hub":  # the tag's licence is not known to be that of a local file
+        file = Path(preset.weights).name
+        return {"timm": name, "tag": None, "file": file, "license": None} | found
+    cfg: Any = timm.get_pretrained_cfg(preset.timm)
+    hub = {"hf_hub_id": cfg.hf_hub_id, "license": cfg.license}
+    return {"timm": preset.timm, "tag": tag} | hub | found
 
 
 class Start(NamedTuple):
@@ -282,10 +281,9 @@ def _fit(model: Any, path: Path, say: Say) -> dict[str, Tensor]:
         tensors = _convert(tensors, model)
     except Exception as error:  # whatever a foreign file makes of timm's conversion
         raise UserError(f"{path}: does not fit {type(model).__name__}: {one_line(error)}") from None
-    resized = []
-    for name, tensor in tensors.items():
-        if name in shapes and tensor.shape != shapes[name]:
-            resized.append(name)
+    resized = [
+        name for name, tensor in tensors.items() if name in shapes and tensor.shape != shapes[name]
+    ]
     if resized:
         say(f"{path}: brought to the model's size: {', '.join(resized)}")
     own = {name: t.shape for name, t in model.state_dict().items() if not name.startswith(HEADS)}
