@@ -116,8 +116,9 @@ def read_checkpoint(path: str | Path, say: Callable[[str], object] = say) -> dic
         raise ValueError(f"{path}: found no tensors, accepted: a model's state_dict")
     _check_tensors(tensors, path)
     tensors.pop("n_averaged", None)  # of torch's AveragedModel
-    tensors, prefix = _strip(tensors)
-    if prefix:
+    common = os.path.commonprefix(list(tensors))  # noqa: RUF071 (of characters)
+    if prefix := common[: common.rfind(".") + 1]:
+        tensors = {name.removeprefix(prefix): tensors[name] for name in tensors}
         say(f"{path}: the prefix {prefix!r} of all names is left out")
     if wrapper := next(filter(None, map(INNER.search, tensors)), None):
         say(f"{path}: {wrapper[0]!r} is left out of names")
@@ -198,13 +199,6 @@ def _find_wrapper(found: Any, path: Path) -> str | None:
             f"accepted: under one key, or {', '.join(WRAPPERS)}"
         )
     return inner[0] if inner else None
-
-
-def _strip(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], str]:
-    """The tensors without a prefix that all names have, and the prefix."""
-    common = os.path.commonprefix(list(tensors))  # noqa: RUF071 (of characters)
-    prefix = common[: common.rfind(".") + 1]
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}, prefix
 
 
 def _rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ from pipeline.data.imagefiles import Items
 from pipeline.data.resize import Resize
 from pipeline.data.shards import BATCH, Arrays, moments, write_arrow
 from pipeline.errors import UserError
-from pipeline.files import replace_text
+from pipeline.files import read_json, replace_text
 from pipeline.jobs.display import Display
 from pipeline.jobs.files import sha256
 from pipeline.jobs.machine import available_cores
@@ -67,7 +67,7 @@ def make_shard(path: Path, items: Items, resize: Resize) -> dict[str, Any]:
     """
     record_path = path.with_suffix(".json")
     if record_path.exists() and path.exists():
-        record: dict[str, Any] = json.loads(record_path.read_text("utf-8"))
+        record: dict[str, Any] = read_json(record_path)
         if sha256(path) == record["sha256"]:
             return record
     shape = (resize.crop, resize.crop, 3)

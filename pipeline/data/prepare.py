@@ -1,7 +1,6 @@
 """A data set's source -> the images that a preset uses -> uint8 on disk at one size."""
 
 import hashlib
-import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from pipeline.data.resize import Resize, resizing
 from pipeline.data.shards import Arrays, identity, mean_and_std, moments, write_arrow
 from pipeline.data.sources import SPLITS, find
 from pipeline.errors import UserError
+from pipeline.files import write_json
 from pipeline.jobs.files import HELDOUT
 from pipeline.jobs.processes import root
 
@@ -170,5 +170,5 @@ def prepare(
     if decoded.shards:
         meta["shards"] = decoded.shards
     out.mkdir(parents=True, exist_ok=True)
-    (out / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", "utf-8")
+    write_json(out / "meta.json", meta, 2)
     return meta
