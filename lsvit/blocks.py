@@ -37,8 +37,8 @@ def find_blocks(model: nn.Module, blocks: Blocks = None) -> str:
         )
     path = blocks
     if isinstance(path, nn.Module):
-        names = [name for name, module in model.named_modules() if module is blocks]
-        path = names[0] if names else type(blocks).__name__
+        names = (name for name, module in model.named_modules() if module is blocks)
+        path = next(names, type(blocks).__name__)
     if isinstance(model, RoutedModel):
         if path not in (None, ROUTED_BLOCKS):
             raise ValueError(f"blocks: found {path!r}, accepted: {ROUTED_BLOCKS!r} or none")

@@ -7,6 +7,7 @@ import argparse
 import hashlib
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -115,8 +116,9 @@ def read_checkpoint(path: str | Path, say: Callable[[str], object] = say) -> dic
         raise ValueError(f"{path}: found no tensors, accepted: a model's state_dict")
     _check_tensors(tensors, path)
     tensors.pop("n_averaged", None)  # of torch's AveragedModel
-    tensors, prefix = _strip(tensors)
-    if prefix:
+    common = os.path.commonprefix(list(tensors))  # noqa: RUF071 (of characters)
+    if prefix := common[: common.rfind(".") + 1]:
+        tensors = {name.removeprefix(prefix): tensors[name] for name in tensors}
         say(f"{path}: the prefix {prefix!r} of all names is left out")
     if wrapper := next(filter(None, map(INNER.search, tensors)), None):
         say(f"{path}: {wrapper[0]!r} is left out of names")
@@ -199,17 +201,6 @@ def _find_wrapper(found: Any, path: Path) -> str | None:
     return inner[0] if inner else None
 
 
-def _strip(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], str]:
-    """The tensors without a prefix that all names have, and the prefix."""
-    prefix = ""
-    while True:
-        first = {name.partition(".")[0] for name in tensors}
-        if len(first) > 1 or any("." not in name for name in tensors):
-            return tensors, prefix
-        prefix += f"{first.pop()}."
-        tensors = {name.partition(".")[2]: tensor for name, tensor in tensors.items()}
-
-
 def _rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of transformers' ViT, DeiT or DINOv2 as timm has them."""
     renamed = {}
@@ -256,10 +247,8 @@ def describe_misfit(tensors: Mapping[str, Tensor], expected: Mapping[str, Any]) 
 
 def weights_in(folder: Path) -> Path:
     """The file of weights in a folder of timm's or transformers' layout, there or not."""
-    for name in FILES:
-        if (folder / name).is_file():
-            return folder / name
-    return folder / FILES[0]
+    files = [folder / name for name in FILES]
+    return next(filter(Path.is_file, files), files[0])
 
 
 def read_about(folder: Path) -> About | None:

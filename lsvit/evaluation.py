@@ -1,7 +1,7 @@
 """Accuracy of a model in its original order, in random orders, and with some of its layers."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain
 from operator import index
@@ -218,15 +218,11 @@ def _checking_calls(model: nn.Module, blocks: str, route: Route) -> Iterator[Non
     """
     modules: list[Any] = list(model.get_submodule(blocks)._modules.values())
     called: list[nn.Module] = []
-    handles = []
-    for block in dict.fromkeys(modules):
-        note = partial(_note_call, called, block)
-        handles.append(block.register_forward_pre_hook(note))
-    try:
+    with ExitStack() as hooks:
+        for block in dict.fromkeys(modules):
+            note = partial(_note_call, called, block)
+            hooks.enter_context(block.register_forward_pre_hook(note))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
     asked = [modules[layer] for layer in layers_of(route)]
     rounds = max(1, len(called) // len(asked))  # a model may run its blocks more than once
     if called != asked * rounds and not any(map(is_compiled, modules)):

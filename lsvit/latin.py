@@ -45,13 +45,17 @@ class Latin:
     @cached_property
     def first(self) -> int:
         """At how many depths, from the first on, all groups run the same layer."""
-        return _equal_columns(self.routes)
+        return [*self._is_shared(), False].index(False)
 
     @cached_property
     def last(self) -> int:
         """At how many depths, up to the last, all groups run the same layer; 0 if everywhere."""
-        rest = [route[self.first :][::-1] for route in self.routes]
-        return _equal_columns(rest) if rest[0] else 0
+        is_shared = self._is_shared()
+        return 0 if all(is_shared) else is_shared[::-1].index(False)
+
+    def _is_shared(self) -> list[bool]:
+        """By depth: True if all groups run the same layer."""
+        return [len(set(column)) == 1 for column in zip(*self.routes, strict=True)]
 
     def part(self, start: int, count: int) -> "Latin":
         """The routes of the samples from `start` on."""
@@ -74,14 +78,6 @@ class Latin:
     def lengths(self) -> tuple[int, int]:
         """The number of layers of a route, twice."""
         return len(self.routes[0]), len(self.routes[0])
-
-
-def _equal_columns(routes: list[tuple[int, ...]] | tuple[tuple[int, ...], ...]) -> int:
-    """How many of the first columns have the same layer in every row."""
-    for depth, column in enumerate(zip(*routes, strict=True)):
-        if len(set(column)) > 1:
-            return depth
-    return len(routes[0])
 
 
 def latin(

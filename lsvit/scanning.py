@@ -1,7 +1,7 @@
 """How much the order of its layers matters to a model, without training it."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -183,11 +183,10 @@ def reusing_prefixes(model: nn.Module, blocks: str) -> "Iterator[_Prefix]":
         for index, (name, block) in enumerate(original.items())
         if block is not None
     }
-    handle = model.register_forward_pre_hook(prefix.begin)
     try:
-        yield prefix
+        with model.register_forward_pre_hook(prefix.begin):
+            yield prefix
     finally:
-        handle.remove()
         container._modules = original
 
 
@@ -261,34 +260,29 @@ def similarity(model: nn.Module, loader: Iterable[Any], blocks: str) -> Tensor:
         called.append(block)
 
     sums: list[Tensor] = []
-    handles = []
     container = model.get_submodule(blocks)
-    for block in container.children():
-        handles.append(block.register_forward_hook(listen))
-    try:
-        with evaluating(model):
-            for batch in loader:
-                args, kwargs, _ = read_batch(batch, model)
-                outputs.clear()
-                called.clear()
-                model(*args, **kwargs)
-                if called != list(container._modules.values()):
+    with evaluating(model), ExitStack() as hooks:
+        for block in container.children():
+            hooks.enter_context(block.register_forward_hook(listen))
+        for batch in loader:
+            args, kwargs, _ = read_batch(batch, model)
+            outputs.clear()
+            called.clear()
+            model(*args, **kwargs)
+            if called != list(container._modules.values()):
+                raise ValueError(
+                    f"{blocks}: found {len(called)} calls of blocks, whose outputs are compared, "
+                    "accepted: each block called once, in the list's order"
+                )
+            images = len(next(iter((*args, *kwargs.values()))))
+            for output in outputs:
+                if len(output) != images:
                     raise ValueError(
-                        f"{blocks}: found {len(called)} calls of blocks, whose outputs are "
-                        "compared, accepted: each block called once, in the list's order"
+                        f"{blocks}: found outputs of {len(output)} rows for {images} images, "
+                        "accepted: blocks with the batch as first dimension"
                     )
-                images = len(next(iter((*args, *kwargs.values()))))
-                for output in outputs:
-                    if len(output) != images:
-                        raise ValueError(
-                            f"{blocks}: found outputs of {len(output)} rows for {images} images, "
-                            "accepted: blocks with the batch as first dimension"
-                        )
-                if images >= LEAST_BATCH:
-                    sums.append(_unbiased_hsic(torch.stack([o @ o.T for o in outputs])))
-    finally:
-        for handle in handles:
-            handle.remove()
+            if images >= LEAST_BATCH:
+                sums.append(_unbiased_hsic(torch.stack([o @ o.T for o in outputs])))
     if not sums:
         raise ValueError(f"loader: found no batch of {LEAST_BATCH} images, accepted: at least one")
     total = torch.stack(sums).sum(0)

@@ -34,26 +34,15 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
         ValueError: the file cannot be read.
     """
     backbone: Any = model.backbone if isinstance(model, RoutedModel) else model
-    tensors, parts = split_parts(read_checkpoint(path), backbone)
-    for name in list(tensors):
-        if name.startswith("blocks.") and int(name.split(".")[1]) >= len(backbone.blocks):
-            del tensors[name]
-    backbone.load_state_dict(tensors)
-    for name, part in model.named_children():
-        if name in parts:
-            part.load_state_dict(parts[name])
-
-
-def split_parts(
-    tensors: dict[str, Tensor], backbone: Any
-) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-    """The tensors of a timm model, and by name those of the parts attached to it."""
     own: dict[str, Tensor] = {}
     parts: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
+    for name, tensor in read_checkpoint(path).items():
         part, dot, rest = name.partition(".")
         if dot and not hasattr(backbone, part):
             parts.setdefault(part, {})[rest] = tensor
-        else:
+        elif part != "blocks" or int(rest.split(".")[0]) < len(backbone.blocks):
             own[name] = tensor
-    return own, parts
+    backbone.load_state_dict(own)
+    for name, attached in model.named_children():
+        if name in parts:
+            attached.load_state_dict(parts[name])

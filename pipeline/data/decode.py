@@ -6,9 +6,10 @@ import math
 import multiprocessing
 import re
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from io import BytesIO
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,12 @@ import numpy as np
 from filelock import FileLock
 
 from lsvit.images import in_mode
-from lsvit.text import plain
+from lsvit.text import one_line, plain
 from pipeline.data.imagefiles import Items
 from pipeline.data.resize import Resize
 from pipeline.data.shards import BATCH, Arrays, moments, write_arrow
 from pipeline.errors import UserError
-from pipeline.files import replace_text
+from pipeline.files import read_json, replace_text
 from pipeline.jobs.display import Display
 from pipeline.jobs.files import sha256
 from pipeline.jobs.machine import available_cores
@@ -66,7 +67,7 @@ def make_shard(path: Path, items: Items, resize: Resize) -> dict[str, Any]:
     """
     record_path = path.with_suffix(".json")
     if record_path.exists() and path.exists():
-        record: dict[str, Any] = json.loads(record_path.read_text("utf-8"))
+        record: dict[str, Any] = read_json(record_path)
         if sha256(path) == record["sha256"]:
             return record
     shape = (resize.crop, resize.crop, 3)
@@ -84,7 +85,7 @@ def make_shard(path: Path, items: Items, resize: Resize) -> dict[str, Any]:
                     digests.append(hashlib.blake2b(content, digest_size=8).hexdigest())
                     images[i] = decode(content, resize)
                 except Exception as error:  # a damaged file raises almost anything
-                    reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+                    reason = getattr(error, "strerror", None) or one_line(error)
                     reason = re.sub(r" <_io[^>]*>", "", reason)  # an address in memory
                     line = f"{batch.path(i)}: {type(error).__name__}: {reason}"
                     unreadable.append(plain(line))
@@ -154,13 +155,13 @@ def run_shards(
     workers = min(available_cores(), len(shards))
     pool = ProcessPoolExecutor(workers, context, initializer=die_with_parent)
     done = 0
+    records = []
     try:
         with FileLock(folder / "lock"), Display([(title, len(shards))]) as display:
-            futures = [pool.submit(make_shard, path, items, resize) for path, items in shards]
-            for future in as_completed(futures):
-                done += future.result()["images"]
+            for record in pool.map(make_shard, *zip(*shards, strict=True), repeat(resize)):
+                records.append(record)
+                done += record["images"]
                 display.show(0, {"cell": f"{done:,} of {total:,} images"})
-            return [future.result() for future in futures]
     except BrokenProcessPool:
         raise UserError(
             f"{title}: a process that decodes images died (killed, or out of memory); "
@@ -168,3 +169,4 @@ def run_shards(
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)
+    return records

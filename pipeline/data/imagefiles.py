@@ -85,7 +85,7 @@ def list_split(folder: Path, classes: list[str] | None = None) -> tuple[Items, l
             f"{folder / min(unknown)}: a class that the training images do not have; "
             f"they have {len(known)}"
         )
-    identities: list[int] = []
+    labelled = set()  # device, inode, label
     rows: list[Row] = []
     for place, name in files:
         path = f"{place}/{name}"
@@ -94,15 +94,14 @@ def list_split(folder: Path, classes: list[str] | None = None) -> tuple[Items, l
         if slash:
             stat = os.stat(path)  # noqa: PTH116
             label = label_of[folder_name(own_class)]
-            identities.append(hash((stat.st_dev, stat.st_ino)))
+            labelled.add((stat.st_dev, stat.st_ino, label))
             # Unpacking an archive sets the time of modification, but not that of change.
             rows.append((os.fsencode(inside), 0, stat.st_size, stat.st_ctime_ns, label))
         else:
             unused.setdefault("beside the class folders", []).append(path)
     if unused:
         print(describe_unused(folder, unused))
-    labelled = {(identity, row[4]) for identity, row in zip(identities, rows, strict=True)}
-    if several := len(labelled) - len(set(identities)):
+    if several := len(labelled) - len({file[:2] for file in labelled}):
         print(plain(f"{folder}: {several:,} images have a second class too, through links"))
     rows.sort(key=itemgetter(4))  # as torchvision: class by class
     filled = {row[4] for row in rows}

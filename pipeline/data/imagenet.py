@@ -109,8 +109,6 @@ def read_devkit(path: Path) -> list[str]:
         assert truth
         synsets = loadmat(io.BytesIO(meta.read()), squeeze_me=True)["synsets"]
         indices = [int(line) for line in truth]
-    synset_of = {}  # by ILSVRC's own number
-    for row in synsets:
-        if row["num_children"] == 0:
-            synset_of[int(row["ILSVRC2012_ID"])] = str(row["WNID"])
-    return [synset_of[index] for index in indices]
+    classes = synsets[synsets["num_children"] == 0]  # the others are groups of them
+    synset_of = dict(zip(classes["ILSVRC2012_ID"], classes["WNID"], strict=True))
+    return [str(synset_of[index]) for index in indices]

@@ -1,7 +1,6 @@
 """A data set's source -> the images that a preset uses -> uint8 on disk at one size."""
 
 import hashlib
-import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from pipeline.data.resize import Resize, resizing
 from pipeline.data.shards import Arrays, identity, mean_and_std, moments, write_arrow
 from pipeline.data.sources import SPLITS, find
 from pipeline.errors import UserError
+from pipeline.files import write_json
 from pipeline.jobs.files import HELDOUT
 from pipeline.jobs.processes import root
 
@@ -95,17 +95,15 @@ def decode_files(name: str, splits: dict[str, Items], resize: Resize) -> Decoded
     """Decode image files to shards below the root's `.lsvit/data/`."""
     folder = Path(".lsvit", "data", key(splits, resize))
     shards = decode_splits(name, splits, resize, root() / folder)
+    total = np.sum([record["moments"] for record in shards["train"]], axis=0)
     digest = hashlib.sha256()
-    total = np.zeros((2, 3), np.int64)
     digests: dict[str, list[str]] = {split: [] for split in splits}
     for split, records in shards.items():
         for record in records:
-            digests[split] += record.pop("digests", [])
-            record["file"] = str(folder / record["file"])
             digest.update(record["sha256"].encode())
-            pixel_moments = record.pop("moments")
-            if split == "train":
-                total += pixel_moments
+            digests[split] += record.pop("digests")
+            del record["moments"]
+            record["file"] = str(folder / record["file"])
     trained = set(digests["train"])
     leaked = [i for i, image in enumerate(digests["validation"]) if image in trained]
     if leaked:
@@ -172,5 +170,5 @@ def prepare(
     if decoded.shards:
         meta["shards"] = decoded.shards
     out.mkdir(parents=True, exist_ok=True)
-    (out / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", "utf-8")
+    write_json(out / "meta.json", meta, 2)
     return meta

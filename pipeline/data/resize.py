@@ -57,6 +57,5 @@ def resizing(model: ModelPreset, reading: str) -> Resize:
             f"(timm's crop of {model.timm} is {crop_mode!r})"
         )
     scaled = math.floor(size / cfg.crop_pct)
-    if crop_mode == "squash":
-        return Resize((scaled, scaled), cfg.interpolation, size)
-    return Resize(scaled, cfg.interpolation, size)
+    shape: int | tuple[int, int] = (scaled, scaled) if crop_mode == "squash" else scaled
+    return Resize(shape, cfg.interpolation, size)

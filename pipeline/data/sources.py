@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lsvit.text import user_path
+from lsvit.text import one_line, user_path
 from pipeline.data.imagefiles import Items, check_md5, list_image_folder
 from pipeline.data.imagenet import list_imagenet
 from pipeline.data.shards import Arrays
@@ -65,24 +65,19 @@ def find(source: str, folder: str | None, embedded: Path) -> Source:
     """
     path = None if folder is None else root() / user_path(folder)
     try:
-        return _open(source, path, embedded)
+        if source == "embedded":
+            return read_fashion_mnist(embedded, read_checksums(embedded))
+        if source == "fashion_mnist":
+            return read_fashion_mnist(locate_fashion_mnist(path), FASHION_MNIST_SHA256)
+        if source == "digits":
+            return read_digits()
+        if source in ("cifar10", "cifar100"):
+            return read_cifar(source, path)
+        assert path is not None  # DatasetPreset insists
+        list_files = list_imagenet if source == "imagenet" else list_image_folder
+        return Source(*list_files(path))
     except OSError as error:  # of a folder that may not be opened
         raise UserError(f"datasets.*.folder: {error}") from None
-
-
-def _open(source: str, path: Path | None, embedded: Path) -> Source:
-    if source == "embedded":
-        return read_fashion_mnist(embedded, read_checksums(embedded))
-    if source == "fashion_mnist":
-        return read_fashion_mnist(locate_fashion_mnist(path), FASHION_MNIST_SHA256)
-    if source == "digits":
-        return Source(read_digits(), [str(digit) for digit in range(10)])
-    if source in ("cifar10", "cifar100"):
-        return read_cifar(source, path)
-    assert path is not None  # DatasetPreset insists
-    if source == "imagenet":
-        return Source(*list_imagenet(path))
-    return Source(*list_image_folder(path))
 
 
 def ask_torchvision(dataset: Any, folder: Path, source: str, missing: str, **keys: Any) -> Any:
@@ -94,9 +89,8 @@ def ask_torchvision(dataset: Any, folder: Path, source: str, missing: str, **key
     try:
         return dataset(str(folder), download=True, **keys)
     except (OSError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
         raise UserError(
-            f"{source}: {missing}, and the download failed ({reason}); "
+            f"{source}: {missing}, and the download failed ({one_line(error)}); "
             f"or give a folder: datasets.{source}.folder"
         ) from None
 
@@ -221,7 +215,7 @@ def write_subset(source: Path, out: Path, counts: dict[str, int], seed: int) -> 
 # ---- digits and CIFAR ----------------------------------------------------------------------------
 
 
-def read_digits() -> dict[str, Arrays]:
+def read_digits() -> Source:
     """Read scikit-learn's 1,797 handwritten digits of 8 x 8 pixels: 1,437 to train on, 360 not."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -229,13 +223,11 @@ def read_digits() -> dict[str, Arrays]:
     digits = load_digits()
     images = (digits.images * (255 / 16)).round().astype(np.uint8)  # 17 levels of grey
     labels = digits.target.astype(np.uint8)
-    train_images, validation_images, train_labels, validation_labels = train_test_split(
+    parts = train_test_split(  # of images, then of labels
         images, labels, test_size=360, random_state=0, stratify=digits.target
     )
-    return {
-        "train": Arrays(train_images, train_labels),
-        "validation": Arrays(validation_images, validation_labels),
-    }
+    splits = {"train": Arrays(*parts[::2]), "validation": Arrays(*parts[1::2])}
+    return Source(splits, [str(digit) for digit in range(10)])
 
 
 def read_cifar(source: str, folder: Path | None) -> Source:

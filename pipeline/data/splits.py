@@ -38,7 +38,6 @@ class Split:
         limit: use the first n images alone.
         resize: done on the device, for square images kept in their own size; None: bilinear, to
             `img_size`.
-        workers: processes that read ahead; None: as the device needs.
 
     Raises:
         UserError: a file is missing or damaged.
@@ -55,7 +54,6 @@ class Split:
         std: tuple[float, ...],
         limit: int | None = None,
         resize: Resize | None = None,
-        workers: int | None = None,
     ) -> None:
         shards = read_meta(folder).get("shards")
         files = [folder / f"{split}.arrow"]
@@ -72,13 +70,13 @@ class Split:
         self.scale = self._to_row(1 / (255 * channel_std))
         self.shift = self._to_row(-channel_mean / channel_std)
         self.resident: tuple[Tensor, Tensor] | None = None
-        if device.type == "cuda" and workers is None:
+        self.workers = 0  # processes that read ahead
+        if device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(device)
             if len(self) * math.prod(self.maps.shape) <= free / SHARE:
                 self.resident = self.load()
             else:
-                workers = min(WORKERS, available_cores())
-        self.workers = workers or 0
+                self.workers = min(WORKERS, available_cores())
 
     def __len__(self) -> int:
         return len(self.maps)
@@ -123,13 +121,9 @@ class Split:
 
     def _batches(self, indices: list[np.ndarray]) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches of the given images. Between them the host waits for no result of the device."""
-        if not indices:
-            return
         if not self.workers:
-            lengths = [len(index) for index in indices]
-            joined = torch.from_numpy(np.concatenate(indices)).to(self.device)
-            for index in joined.split(lengths):
-                yield self.take(index)
+            for index in indices:
+                yield self.take(torch.from_numpy(index).to(self.device, non_blocking=True))
             return
         loader: DataLoader = DataLoader(
             self.maps,  # type: ignore[arg-type]

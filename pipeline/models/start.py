@@ -1,7 +1,7 @@
 """The weights that models start from: published ones, or those of a file or folder."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +32,6 @@ HEADS = ("head.", "head_dist.")
 SHOWN = 4  # names of classes in a line
 # Numbers of modules that change no answer: they count in training, or follow from others.
 UNTOLD = ("training", "p", "drop_prob", "scale_by_keep", "inplace")
-Say = Callable[[str], object]
 
 
 def complete(preset: ModelPreset, root: Path = Path()) -> ModelPreset:
@@ -53,9 +52,10 @@ def complete(preset: ModelPreset, root: Path = Path()) -> ModelPreset:
     about = _read_about(preset, file)
     if about is None:
         return preset
-    kwargs = {key: about.model_args[key] for key in about.model_args if "drop" not in key}
-    kwargs.pop("num_classes", None)
-    kwargs.pop("pretrained", None)
+    kwargs = {}
+    for key, value in about.model_args.items():
+        if "drop" not in key and key not in ("num_classes", "pretrained"):
+            kwargs[key] = value
     check_name(preset)
     stock: Any = timm.get_pretrained_cfg(preset.timm) or PretrainedCfg()
     size = list(about.data.get("input_size", ()))
@@ -84,22 +84,20 @@ def complete(preset: ModelPreset, root: Path = Path()) -> ModelPreset:
         raise UserError(describe_errors(error, ModelPreset, file=source)) from None
 
 
-def load_start(
-    model: Any, preset: ModelPreset, classes: Sequence[str], say: Say = print
-) -> dict[str, str | None]:
+def load_start(model: Any, preset: ModelPreset, classes: Sequence[str]) -> dict[str, str | None]:
     """Load the preset's published or local weights into its model of :func:`create_backbone`.
 
     First come :func:`lsvit.checkpoint.read_checkpoint` and timm's own conversion: names of other
     checkpoints, position embedding and patches resampled to the model's size, input channels. Then
     all must fit but the head. Its outputs are joined to the classes by name. It stays as
     initialised if that of the weights has another number of outputs, is for other classes or, under
-    ``head: class_token``, was one of two (published code: one fresh head on the class token).
+    ``head: class_token``, was one of two (published code: one fresh head on the class token). A
+    line is printed for each thing that a user may not expect.
 
     Args:
         model: of the preset.
         preset: says which weights.
         classes: of the data, in the order of the outputs.
-        say: gets a line for each thing that a user may not expect.
 
     Returns:
         What was loaded: timm's name and tag, where from (no paths), sha256 of the file, licence
@@ -110,19 +108,17 @@ def load_start(
     """
     import timm
 
-    start = check_start(model, preset, say)
-    tensors, head = _join_head(model, start, classes, say)
-    model.load_state_dict(tensors, strict=False)
+    start = check_start(model, preset)
+    head = _join_head(model, start, classes)
+    model.load_state_dict(start.body | head, strict=False)
     name, _, tag = preset.timm.partition(".")
-    origin: dict[str, str | None]
-    if preset.weights == "hub":
-        cfg: Any = timm.get_pretrained_cfg(preset.timm)
-        origin = {"timm": preset.timm, "tag": tag}
-        origin |= {"hf_hub_id": cfg.hf_hub_id, "license": cfg.license}
-    else:  # whatever a local file holds, the tag's licence is not known to be its
-        origin = {"timm": name, "tag": None}
-        origin |= {"file": Path(preset.weights).name, "license": None}
-    return origin | {"sha256": start.digest, "head": head}
+    found = {"sha256": start.digest, "head": "loaded" if head else "fresh"}
+    if preset.weights != "hub":  # the tag's licence is not known to be that of a local file
+        file = Path(preset.weights).name
+        return {"timm": name, "tag": None, "file": file, "license": None} | found
+    cfg: Any = timm.get_pretrained_cfg(preset.timm)
+    hub = {"hf_hub_id": cfg.hf_hub_id, "license": cfg.license}
+    return {"timm": preset.timm, "tag": tag} | hub | found
 
 
 class Start(NamedTuple):
@@ -130,11 +126,12 @@ class Start(NamedTuple):
 
     path: Path
     digest: str  # sha256 of the file
-    tensors: dict[str, Tensor]  # as the model names and shapes them
+    body: dict[str, Tensor]  # as the model names and shapes them
+    head: dict[str, Tensor]  # whatever the file has
     names: list[str]  # of the outputs; none: not known
 
 
-def check_start(model: Any, preset: ModelPreset, say: Say = print, root: Path = Path()) -> Start:
+def check_start(model: Any, preset: ModelPreset, root: Path = Path()) -> Start:
     """Read the preset's weights, for a model of :func:`create_backbone`, with memory or without.
 
     Raises:
@@ -154,16 +151,17 @@ def check_start(model: Any, preset: ModelPreset, say: Say = print, root: Path = 
         raise UserError(f"{path}: its sha256 is {digest}, params.yaml expects {preset.sha256}")
     for part in PARTS:
         if file and file.with_name(f"{part}.safetensors").is_file():
-            say(f"{part}.safetensors: left out, since other models do not start from it")
+            print(f"{part}.safetensors: left out, since other models do not start from it")
     if about:
         _compare(model, preset, about, path.parent / CONFIG)
     elif file:
-        say(
+        print(
             f"{path}: no {CONFIG} beside it says more; its pixels are read as those of "
             f"{preset.timm}, or as models.*.pixels says"
         )
     names = about.classes if about else _published_names(preset)
-    return Start(path, digest, _fit(model, path, say), names)
+    body, head = _fit(model, path)
+    return Start(path, digest, body, head, names)
 
 
 def _published_names(preset: ModelPreset) -> list[str]:
@@ -269,58 +267,49 @@ def _traits(model: Any) -> dict[str, Any]:
     return traits
 
 
-def _fit(model: Any, path: Path, say: Say) -> dict[str, Tensor]:
-    """The tensors of a file as :func:`load_start` says, with whatever head it has."""
+def _fit(model: Any, path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The tensors of a file as :func:`load_start` says, and those of whatever head it has."""
     with user_errors():
-        tensors = read_checkpoint(path, say)
+        tensors = read_checkpoint(path, print)
     parts = {name.split(".")[0] for name in tensors} & {*PARTS, *papers_variant().parts}
     if parts:
-        say(f"{path}: left out, since other models do not start from it: {', '.join(parts)}")
+        print(f"{path}: left out, since other models do not start from it: {', '.join(parts)}")
     tensors = {name: tensors[name] for name in tensors if name.split(".")[0] not in parts}
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     try:
         tensors = _convert(tensors, model)
     except Exception as error:  # whatever a foreign file makes of timm's conversion
         raise UserError(f"{path}: does not fit {type(model).__name__}: {one_line(error)}") from None
-    resized = []
-    for name, tensor in tensors.items():
-        if name in shapes and tensor.shape != shapes[name]:
-            resized.append(name)
+    resized = [
+        name for name, tensor in tensors.items() if name in shapes and tensor.shape != shapes[name]
+    ]
     if resized:
-        say(f"{path}: brought to the model's size: {', '.join(resized)}")
+        print(f"{path}: brought to the model's size: {', '.join(resized)}")
     own = {name: t.shape for name, t in model.state_dict().items() if not name.startswith(HEADS)}
-    body = {name: tensor for name, tensor in tensors.items() if not name.startswith(HEADS)}
-    if misfit := describe_misfit(body, own):
+    head = {name: tensors.pop(name) for name in list(tensors) if name.startswith(HEADS)}
+    if misfit := describe_misfit(tensors, own):
         raise UserError(f"{path}: does not fit {type(model).__name__}: {misfit}")
-    return tensors
+    return tensors, head
 
 
-def _join_head(
-    model: Any, start: Start, classes: Sequence[str], say: Say
-) -> tuple[dict[str, Tensor], str]:
-    """Tensors in which the outputs are those of the classes, and "loaded".
-
-    Without a head, and "fresh", if there is none for them.
-    """
-    path, _, tensors, names = start
+def _join_head(model: Any, start: Start, classes: Sequence[str]) -> dict[str, Tensor]:
+    """The tensors of a head whose outputs are those of the classes. Empty if there is none."""
+    path, _, _, head, names = start
     shapes = {name: t.shape for name, t in model.state_dict().items() if name.startswith(HEADS)}
-    head = {name: tensor for name, tensor in tensors.items() if name.startswith(HEADS)}
-    body = {name: tensor for name, tensor in tensors.items() if name not in head}
     one_of_two = "head_dist.weight" in head and "head_dist.weight" not in shapes
     if one_of_two and hasattr(model, "dist_token"):
         if head["head_dist.weight"].any():
-            say(f"{path}: of its two heads none is kept, one is drawn anew")
-            return body, "fresh"
+            print(f"{path}: of its two heads none is kept, one is drawn anew")
+            return {}
         # An export of one head: timm averages it, doubled, with zeros.
         head = {name: head[name] / 2 for name in shapes}
     outputs = model.num_classes
-    if head and not any(head[name].shape == shapes.get(name) for name in head):
-        say(f"{path}: its head does not fit {outputs} outputs, one is drawn anew")
-        head = {}
-    elif not head:
-        say(f"{path}: it has no head, one is drawn anew")
     if not head:
-        return body, "fresh"
+        print(f"{path}: it has no head, one is drawn anew")
+        return {}
+    if not any(head[name].shape == shapes.get(name) for name in head):
+        print(f"{path}: its head does not fit {outputs} outputs, one is drawn anew")
+        return {}
     if misfit := describe_misfit(head, shapes):
         raise UserError(f"{path}: does not fit {type(model).__name__}: {misfit}")
     if len(names) > outputs:
@@ -331,16 +320,16 @@ def _join_head(
     rows = _find_rows(names, classes, outputs)
     orders = f"outputs {_first(names)}, classes {_first(classes)}"
     if not names:
-        say(f"{path}: it names no classes, so its outputs stay in their order: {_first(classes)}")
+        print(f"{path}: it names no classes, so its outputs stay in their order: {_first(classes)}")
     elif rows is None and outputs > len(classes):
-        say(f"{path}: its head is kept, as num_classes says, though for others: {orders}")
+        print(f"{path}: its head is kept, as num_classes says, though for others: {orders}")
     elif rows is None:
-        say(f"{path}: its head is drawn anew, since it is for others: {orders}")
-        return body, "fresh"
+        print(f"{path}: its head is drawn anew, since it is for others: {orders}")
+        return {}
     elif rows != sorted(rows):
-        say(f"{path}: its head is joined by name: {orders}")
-        head = {name: tensor[rows] for name, tensor in head.items()}
-    return body | head, "loaded"
+        print(f"{path}: its head is joined by name: {orders}")
+        return {name: tensor[rows] for name, tensor in head.items()}
+    return head
 
 
 def _find_rows(names: Sequence[str], classes: Sequence[str], outputs: int) -> list[int] | None:

@@ -26,7 +26,7 @@ from pipeline.data.resize import Resize, resizing
 from pipeline.files import read_json, write_json
 from pipeline.models.start import check_start, complete, load_start
 from pipeline.models.weights import create_backbone, normalisation
-from tests.conftest import cases_of, change_json, refused
+from tests.conftest import Printed, cases_of, change_json, refused
 from tests.models import assert_same, of_transformers
 
 CASES = cases_of(__file__)
@@ -274,7 +274,7 @@ def test_what_means_another_model_or_other_pixels_is_refused(
         complete(preset)
 
 
-def test_dinov2_gets_images_of_the_size_of_its_crop(tmp_path: Path) -> None:
+def test_dinov2_gets_images_of_the_size_of_its_crop(tmp_path: Path, printed: Printed) -> None:
     """Its position embedding is published for larger ones."""
     model = theirs("Dinov2", "Model")
     model.save_pretrained(tmp_path / "saved")
@@ -284,9 +284,8 @@ def test_dinov2_gets_images_of_the_size_of_its_crop(tmp_path: Path) -> None:
     preset = complete(ModelPreset(timm="vit_base_patch14_dinov2", weights=f"{tmp_path}/"))
     assert preset.kwargs["img_size"] == 14
     assert resizing(preset, "timm") == Resize(16, "bilinear", 14)
-    lines: list[str] = []
-    load_start(create_backbone(preset, 2), preset, ["a", "b"], lines.append)
-    assert "brought to the model's size: pos_embed" in " ".join(lines)
+    load_start(create_backbone(preset, 2), preset, ["a", "b"])
+    assert "brought to the model's size: pos_embed" in printed()
 
 
 @torch.no_grad()
@@ -332,13 +331,13 @@ def test_heads_are_joined_to_classes_by_name(
     head: str,
     said: str,
     tmp_path: Path,
+    printed: Printed,
 ) -> None:
     write(tmp_path, names)
     preset = given(tmp_path, **more)
     model = create_backbone(preset, len(classes))
-    lines: list[str] = []
-    assert load_start(model, preset, classes, lines.append)["head"] == head
-    assert said in " ".join(lines)
+    assert load_start(model, preset, classes)["head"] == head
+    assert said in printed()
     if head == "loaded" and names and set(classes) <= set(names):
         for place, name in enumerate(classes):
             assert model.head.bias[place] == names.index(name)

@@ -271,9 +271,12 @@ def test_a_killed_preparation_goes_on_and_leaves_no_process(home: Path) -> None:
     assert prepared(home) == meta  # as if it had never been killed
 
 
-def opened(home: Path, device: torch.device, workers: int | None = None) -> Split:
+def opened(home: Path, device: torch.device, workers: int = 0) -> Split:
     mean, std = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
-    return Split(home / "out", "train", device, 3, SIZE, mean, std, workers=workers)
+    split = Split(home / "out", "train", device, 3, SIZE, mean, std)
+    if workers:  # as of a split that does not fit on the device
+        split.resident, split.workers = None, workers
+    return split
 
 
 def assert_same(ours: Iterator[tuple], theirs: Iterator[tuple]) -> None:

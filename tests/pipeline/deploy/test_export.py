@@ -34,7 +34,7 @@ from pipeline.models.start import complete, load_start
 from pipeline.models.weights import build, create_backbone, normalisation
 from pipeline.tracking.sync import sync
 from stages.commands import app
-from tests.conftest import Training, cases_of, change_json, refused
+from tests.conftest import Printed, Training, cases_of, change_json, refused
 
 CASES = cases_of(__file__)
 
@@ -70,7 +70,11 @@ def stock(folder: Path) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "preset_name", "notes"), CASES["exports"])
 def test_an_export_is_the_model_that_was_trained(
-    trained: Training, name: str, preset_name: str | None, notes: list[str]
+    trained: Training,
+    name: str,
+    preset_name: str | None,
+    notes: list[str],
+    printed: Printed,
 ) -> None:
     """In the pipeline, in the library and in stock timm; what stock timm gets wrong is said."""
     preset = PRESETS.get(preset_name or "")
@@ -105,9 +109,9 @@ def test_an_export_is_the_model_that_was_trained(
         bare = ModelPreset(timm=architecture, weights="mine/", head=head, num_classes=outputs)
         given = complete(bare)
         again: Any = create_backbone(given, len(training.classes))
-        lines: list[str] = []
-        assert load_start(again, given, training.classes, lines.append)["head"] == "loaded"
-        left_out = "position.safetensors: left out" in " ".join(lines)
+        printed()
+        assert load_start(again, given, training.classes)["head"] == "loaded"
+        left_out = "position.safetensors: left out" in printed()
         assert left_out == (name in ("ls_pos", "ls_pred"))
         with torch.no_grad():
             assert torch.equal(RoutedModel(again.eval())(images, route), model(images, route))
