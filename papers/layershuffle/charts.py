@@ -37,11 +37,8 @@ def charts(results: Results) -> Charts:
     samplers = results.table("samplers")
     names = ["baseline", "LS", *kept["variant"]]
     if len(samplers):
-        samplers = samplers[samplers["sampler"].str.startswith("fix_first")]
-        samplers = samplers.assign(
-            layers=samplers["sampler"].str.split().str[1].astype(int),
-            variant=samplers["variant"].map(label),
-        )
+        samplers = with_first_layers(samplers)
+        samplers["variant"] = samplers["variant"].map(label)
         names += samplers["variant"].tolist()
     colours = colours_of(dict.fromkeys(names))
     shown = []
@@ -69,6 +66,12 @@ def charts(results: Results) -> Charts:
     return Charts([table], shown, pictures, [headline], shown[1:2])
 
 
+def with_first_layers(samplers: pd.DataFrame) -> pd.DataFrame:
+    """The rows of first layers in place and the others shuffled; `layers`: how many in place."""
+    rows = samplers[samplers["sampler"].str.startswith("fix_first ")]
+    return rows.assign(layers=rows["sampler"].str.split().str[1].astype(int))
+
+
 def _kept(rows: pd.DataFrame) -> pd.DataFrame:
     """Accuracy in % by layers kept at random, without controls, the paper's method in front."""
     rows = rows[~rows["variant"].isin(CONTROLS) & (rows["keep"] > 0)]
@@ -81,5 +84,5 @@ def _kept(rows: pd.DataFrame) -> pd.DataFrame:
         mean=100 * rows["mean"],
     )
     is_ls = rows["variant"] == "LS"
-    columns = ["variant", "keep", "mean", "low", "high", "order"]
-    return pd.concat([rows[~is_ls], rows[is_ls]])[columns]
+    rows = pd.concat([rows[~is_ls], rows[is_ls]])
+    return rows[["variant", "keep", "mean", "low", "high", "order"]]

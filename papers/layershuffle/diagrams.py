@@ -8,6 +8,7 @@ from papers.layershuffle.labels import label
 from pipeline.config.params import Params
 from pipeline.config.samplers import draw_routes
 from pipeline.config.sections import Finetune
+from pipeline.config.variant import Position
 from pipeline.report.captions import read_captions
 from pipeline.report.figures import Figures, colours_by_depth
 
@@ -33,10 +34,7 @@ def draw_approaches(figures: Figures, params: Params, num_layers: int) -> str:
     figure, axes = figures.panels(0.28 * len(shown), nrows=len(shown))
     for axis, (variant, title) in zip(axes[:, 0], shown.items(), strict=True):
         _, routes = first_routes(params, variant, num_layers, seed)
-        position = params.all_variants[variant].position
-        told = position.encode is not None
-        named = position.predict is not None
-        _draw_route(axis, routes[0], num_layers, told, named)
+        _draw_route(axis, routes[0], num_layers, params.all_variants[variant].position)
         axis.set_title(title)
     figures.save(figure, "approaches")
     return CAPTIONS["approaches"].format(
@@ -55,8 +53,8 @@ def draw_first_routes(figures: Figures, params: Params, num_layers: int) -> str:
         unit, routes = first_routes(params, variant, num_layers, seed)
         for row, route in enumerate(routes):
             for depth, layer in enumerate(route):
-                place = (depth + 0.47, row + 0.48)
-                _draw_layer(axis, layer, num_layers, (depth, row), (0.94, 0.9), place, 5.5)
+                centre = (depth + 0.47, row + 0.48)
+                _draw_layer(axis, layer, num_layers, (depth, row), (0.94, 0.9), centre, 5.5)
         axis.set(
             xlim=(0, num_layers),
             ylim=(len(routes), 0),
@@ -82,30 +80,22 @@ def first_routes(
     """
     route = params.all_variants[variant].route
     options = params.resolve(Finetune, variant)
-    drawn = []
-    for step in range(ROUTES_SHOWN):
+    steps, samples = (ROUTES_SHOWN, 1) if options.per == "batch" else (1, options.batch_size)
+    routes = []
+    for step in range(steps):
         rng = generator("train", seed, 1, step)
-        drawn.append(draw_routes(route, options.per, rng, num_layers, options.batch_size))
-    if options.per == "batch":
-        rows = [routes.rows(1)[0] for routes in drawn]
-    else:
-        rows = list(drawn[0].rows(options.batch_size))
-    routes = [[int(layer) for layer in row if layer != ENDED] for row in rows]
+        drawn = draw_routes(route, options.per, rng, num_layers, options.batch_size)
+        routes += [row[row != ENDED].tolist() for row in drawn.rows(samples)]
     if options.per == "latin":  # the groups' routes come again and again
         routes = [list(route) for route in dict.fromkeys(map(tuple, routes))]
     titles = {"batch": "step", "sample": "image", "latin": "group of the batch"}
     return titles[options.per], routes[:ROUTES_SHOWN]
 
 
-def _draw_route(axis: Axes, route: list[int], num_layers: int, told: bool, named: bool) -> None:
+def _draw_route(axis: Axes, route: list[int], num_layers: int, position: Position) -> None:
     """Draw a route from the embedding to the head.
 
-    Args:
-        axis: an empty panel.
-        route: layers by original place.
-        num_layers: L.
-        told: the layers are given their position, an arrow from below.
-        named: the layers answer their position, an arrow upwards.
+    An arrow from below: the layers are told their position. An arrow upwards: they name it.
     """
     for depth, layer in enumerate(route):
         centre = depth + WIDTH / 2
@@ -113,18 +103,18 @@ def _draw_route(axis: Axes, route: list[int], num_layers: int, told: bool, named
             axis, layer, num_layers, (depth, 0), (WIDTH, HEIGHT), (centre, MIDDLE), fontsize=6
         )
         _draw_arrow(axis, (depth - 1 + WIDTH, MIDDLE), (depth, MIDDLE))
-        if told:
+        if position.encode:
             _draw_text(axis, centre, -0.72, depth + 1)
             _draw_arrow(axis, (centre, -0.5), (centre, 0))
-        if named:
+        if position.predict:
             _draw_text(axis, centre, HEIGHT + 0.72, depth + 1)
             _draw_arrow(axis, (centre, HEIGHT), (centre, HEIGHT + 0.5))
     end = len(route)
     _draw_arrow(axis, (end - 1 + WIDTH, MIDDLE), (end, MIDDLE))
     axis.text(WIDTH - 1.05, MIDDLE, "patches", ha="right", va="center", fontsize=6)
     axis.text(end + 0.05, MIDDLE, "class", ha="left", va="center", fontsize=6)
-    below = -0.95 if told else -0.15
-    above = 0.95 if named else 0.15
+    below = -0.95 if position.encode else -0.15
+    above = 0.95 if position.predict else 0.15
     axis.set(xlim=(-1.9, end + 1.4), ylim=(below, HEIGHT + above))
     axis.axis("off")
 
@@ -152,14 +142,15 @@ def _draw_text(
 
 
 def _draw_arrow(axis: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
-    arrow = FancyArrowPatch(
-        start,
-        end,
-        arrowstyle="-|>",
-        mutation_scale=4,
-        linewidth=0.5,
-        color="#555555",
-        shrinkA=0,
-        shrinkB=0,
+    axis.add_patch(
+        FancyArrowPatch(
+            start,
+            end,
+            arrowstyle="-|>",
+            mutation_scale=4,
+            linewidth=0.5,
+            color="#555555",
+            shrinkA=0,
+            shrinkB=0,
+        )
     )
-    axis.add_patch(arrow)

@@ -6,19 +6,18 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
 from scipy.stats import gaussian_kde
 
 from lsvit.routes import ORDERS
+from papers.layershuffle.charts import with_first_layers
 from papers.layershuffle.diagrams import draw_approaches, draw_first_routes
 from papers.layershuffle.labels import CONTROLS, label
 from papers.layershuffle.pruning import ACCURACY, draw_pruning, draw_pruning_of_all, place_beside
 from papers.layershuffle.section import Analysis
 from pipeline.config.params import Params
 from pipeline.config.variant import PRETRAINED
-from pipeline.jobs.rows import mean_rows
-from pipeline.report.captions import counted, read_captions
+from pipeline.jobs.rows import seed_means
+from pipeline.report.captions import counted, describe_rows, read_captions
 from pipeline.report.evaluations import summarise
 from pipeline.report.figures import (
     GREY,
@@ -32,8 +31,7 @@ from pipeline.report.figures import (
 from pipeline.report.results import Results, read_arrays
 
 CAPTIONS = read_captions(__file__)
-REFIT_MARKERS = "*Xpd"
-GREYS = ("#BBBBBB", "#999999", GREY, "#444444")
+REFITS = (("#BBBBBB", "*"), ("#999999", "X"), (GREY, "p"), ("#444444", "d"))  # colour, marker
 FORMS = {"batch": "ls", "sample": "ls_sample", "Latin": "ls_latin"}  # LS by what an order is for
 ANALYSED = Path("outs/analysis")
 AGAINST_DISORDER = ("baseline", "layerdrop", "ls")
@@ -42,8 +40,7 @@ WIDEST = 2.5  # of them: the largest norm shown, in means of the layer
 
 
 def _refit_look(variant: str, place: int) -> Look:
-    marker = REFIT_MARKERS[place % len(REFIT_MARKERS)]
-    shade = GREYS[place % len(GREYS)]
+    shade, marker = REFITS[place % len(REFITS)]
     return {"color": shade, "marker": marker, "linestyle": ":", "label": label(variant)}
 
 
@@ -63,8 +60,7 @@ def draw_disorder(
     """
     depth = int(samplers["length"].max())
     most = math.comb(depth, 2)
-    exact = samplers["sampler"].isin(["reversed", f"fix_first {depth}"])
-    exact |= samplers["sampler"].str.startswith("swap ")
+    exact = samplers["sampler"].str.fullmatch(f"reversed|swap .*|fix_first {depth}")
     rows = samplers[exact & samplers["variant"].isin(variants)]
     figure, [[axis]] = figures.panels(0.78)
     draw_lines(axis, rows, "distance", "accuracy", "variant", figures.looks(variants), capsize=2)
@@ -84,7 +80,7 @@ def draw_disorder(
     above.set(xlabel="Kendall's tau", xticks=[1, 0.5, 0, -0.5, -1])
     draw_chance(axis, chance)
     figures.finish(figure, "distance")
-    return CAPTIONS["disorder"].format(swaps=most, counts=_describe_counts(rows))
+    return CAPTIONS["disorder"].format(swaps=most, **describe_rows(rows))
 
 
 def draw_first_layers(figures: Figures, samplers: pd.DataFrame, chance: float) -> str:
@@ -98,31 +94,25 @@ def draw_first_layers(figures: Figures, samplers: pd.DataFrame, chance: float) -
     Returns:
         The caption.
     """
-    in_place = samplers["sampler"].str.extract(r"^fix_first (\d+)$")[0]
-    rows = samplers[in_place.notna()].assign(k=in_place.dropna().astype(int))
-    variants = list(dict.fromkeys(rows["variant"]))
-    looks = figures.looks(variant for variant in figures.variant_looks if variant in variants)
+    rows = with_first_layers(samplers)
+    variants = dict.fromkeys(rows["variant"])
+    looks = figures.looks(variants)
     refits = [variant for variant in variants if variant not in looks]
     looks |= {variant: _refit_look(variant, place) for place, variant in enumerate(refits)}
     figure, [[axis]] = figures.panels(0.78)
-    draw_lines(axis, rows, "k", "accuracy", "variant", looks, capsize=2)
+    draw_lines(axis, rows, "layers", "accuracy", "variant", looks, capsize=2)
     axis.set(
         xlabel="first layers kept in place, the rest shuffled",
         ylabel=ACCURACY,
         ylim=(0, 100),
-        xticks=sorted(rows["k"].unique()),
+        xticks=sorted(rows["layers"].unique()),
     )
     draw_chance(axis, chance)
     axis.legend(
         ncols=2, loc="lower right", bbox_to_anchor=(1, 0.16), columnspacing=1, handlelength=1.6
     )
     figures.finish(figure, "first_layers", handles={})
-    return CAPTIONS["first_layers"].format(counts=_describe_counts(rows))
-
-
-def _describe_counts(rows: pd.DataFrame) -> str:
-    seeds = counted(rows["seed"].nunique(), "seed")
-    return CAPTIONS["counts"].format(seeds=seeds, images=rows["images"].max())
+    return CAPTIONS["first_layers"].format(**describe_rows(rows))
 
 
 def draw_umap(
@@ -152,8 +142,7 @@ def draw_umap(
     positions = arrays["positions"]
     figure, [[axis]] = figures.panels(0.85)
     points = axis.scatter(
-        plane[:, 0],
-        plane[:, 1],
+        *plane.T,
         c=positions[:, layer] + 1,
         cmap="viridis",
         s=5,
@@ -204,25 +193,25 @@ def draw_ridges(figures: Figures, arrays: dict[str, np.ndarray], name: str, titl
     positions = arrays["positions"]
     norms = arrays["norms"] / arrays["norms"].mean(axis=0)
     num_layers = norms.shape[1]
-    colours = colours_by_depth(num_layers)
     places = np.arange(1, num_layers + 1)
     grid = np.linspace(0, WIDEST, 250)
     figure, [[left, right]] = figures.panels(1.3, ncols=2, width_ratios=[3, 2], sharey=True)
+    left.set_prop_cycle(color=colours_by_depth(num_layers))
     for layer in range(num_layers):
         by_position = [norms[positions[:, layer] == p, layer] for p in range(num_layers)]
         curves = np.stack([_estimate_density(values, grid) for values in by_position])
         curves *= 0.95 / max(curves.max(), 1e-9)
-        for curve, colour in zip(curves, colours, strict=True):
-            left.plot(grid, curve - layer, color=colour, linewidth=0.7)
+        left.plot(grid, curves.T - layer, linewidth=0.7)
         means = np.array([values.mean() for values in by_position])
         errors = np.array([_standard_error(values) for values in by_position])
         heights = (means - 1) / ROW - layer
         band = 1.96 * errors / ROW
         right.axhline(-layer, color=GREY, linewidth=0.4)
         right.fill_between(places, heights - band, heights + band, color=GREY, alpha=0.3, lw=0)
-        right.scatter(places, heights, c=colours, s=6, zorder=3)
-        ring: Look = {"markersize": 6, "markerfacecolor": "none", "color": OKABE_ITO[4]}
-        right.plot(layer + 1, heights[layer], "o", **ring)
+        points = right.scatter(places, heights, c=places, cmap="viridis", s=6, zorder=3)
+        right.plot(
+            layer + 1, heights[layer], "o", markersize=6, markerfacecolor="none", color=OKABE_ITO[4]
+        )
     left.set(
         title="distributions",
         xlabel="norm of the contribution\n(the layer's mean is 1)",
@@ -236,9 +225,8 @@ def draw_ridges(figures: Figures, arrays: dict[str, np.ndarray], name: str, titl
         xlabel="position of the layer\n(\N{WHITE CIRCLE} its original place)",
         xlim=(0, num_layers + 1),
     )
-    key = ScalarMappable(Normalize(1, num_layers), "viridis")
     figure.colorbar(
-        key, ax=[left, right], label="position of the layer", location="bottom", aspect=40
+        points, ax=[left, right], label="position of the layer", location="bottom", aspect=40
     )
     figure.suptitle(title, fontsize=8)
     figures.save(figure, name)
@@ -277,8 +265,7 @@ def draw_training_curves(
         draw_chance(axis, chance)
     axes[1, 0].set(xlabel="epoch")
     figures.finish(figure, "training_curves")
-    seeds = rows.groupby("variant")["seed"].nunique().max()
-    return CAPTIONS["training_curves"].format(seeds=counted(seeds, "seed"))
+    return CAPTIONS["training_curves"].format(seeds=counted(rows["seed"].nunique(), "seed"))
 
 
 def draw_forms(figures: Figures, rows: pd.DataFrame, forms: list[str]) -> str:
@@ -292,20 +279,15 @@ def draw_forms(figures: Figures, rows: pd.DataFrame, forms: list[str]) -> str:
     Returns:
         The caption.
     """
-    full = mean_rows(rows[rows["keep"] == rows["keep"].max()])
+    means = 100 * seed_means(rows)
     figure, [[axis]] = figures.panels(0.75)
     for place, form in enumerate(forms):
         for order, side, colour in zip(ORDERS, (-0.12, 0.12), OKABE_ITO[::4], strict=False):
-            own_rows = full[(full["variant"] == FORMS[form]) & (full["order"] == order)]
-            if own_rows.empty:
-                continue
-            values = 100 * own_rows.groupby("seed")["accuracy"].mean()
+            values = means.loc[FORMS[form]][order]
             points = np.full(len(values), place + side)
             axis.plot(points, values, "o", color=colour, markersize=2.5, alpha=0.6)
-            bar: Look = {"color": colour, "marker": "_", "capsize": 2}
-            if place == 0:
-                bar["label"] = f"{order} order"
-            axis.errorbar(place + side + 0.08, values.mean(), values.std(), **bar)
+            look: Look = {"color": colour, "label": f"{order} order", "marker": "_", "capsize": 2}
+            axis.errorbar(place + side + 0.08, values.mean(), values.std(), **look)
     axis.set(
         xlabel="LS: an order is drawn for",
         ylabel=ACCURACY,
@@ -314,7 +296,7 @@ def draw_forms(figures: Figures, rows: pd.DataFrame, forms: list[str]) -> str:
         xticklabels=forms,
     )
     figures.finish(figure, "order_forms")
-    return CAPTIONS["forms"].format(seeds=counted(full["seed"].nunique(), "seed"))
+    return CAPTIONS["forms"].format(seeds=counted(len(values), "seed"))
 
 
 def draw(results: Results, params: Params) -> dict[str, str]:
@@ -331,18 +313,17 @@ def draw(results: Results, params: Params) -> dict[str, str]:
         "Routes": draw_first_routes(figures, params, num_layers),
     }
     analysis = results.read("analysis")
-    layer = analysis["layer"]
     variant = params.resolve(Analysis).variants[0]
-    for panels, model, seed, title in (
+    for (plane, norms), model, seed, title in (
         ("ac", PRETRAINED, params.starts[0], "starting weights"),
         ("bd", variant, params.seeds[0], f"refined with {label(variant)}"),
     ):
         arrays = read_arrays(ANALYSED / f"{model}_seed_{seed}.npz")
-        plane, norms = (f"Figure 4{panel}" for panel in panels)
         numbers = analysis["models"][model]
-        name = f"figure_4{panels[0]}"
-        captions[plane] = draw_umap(figures, arrays, layer, name, title, numbers, seed)
-        captions[norms] = draw_ridges(figures, arrays, f"figure_4{panels[1]}", title)
+        captions[f"Figure 4{plane}"] = draw_umap(
+            figures, arrays, analysis["layer"], f"figure_4{plane}", title, numbers, seed
+        )
+        captions[f"Figure 4{norms}"] = draw_ridges(figures, arrays, f"figure_4{norms}", title)
     captions |= draw_controls(figures, results, params)
     histories = {}
     for variant in params.all_variants:

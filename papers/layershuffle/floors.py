@@ -41,6 +41,8 @@ FLOORS = (
 def find_lead(rows: pd.DataFrame, floor: Floor) -> Estimate | None:
     """Estimate the lead of a model over its floor, in points, seed by seed.
 
+    The floor is as good if the interval reaches zero.
+
     Args:
         rows: prune_eval.csv.
         floor: of FLOORS.
@@ -49,15 +51,10 @@ def find_lead(rows: pd.DataFrame, floor: Floor) -> Estimate | None:
         None where one of the two was not run.
     """
     means = seed_means(rows)
-    if not {floor.model, floor.floor} <= set(means.index.get_level_values("variant")):
+    if not {floor.model, floor.floor} <= set(means.index.unique("variant")):
         return None
     paired = means.loc[floor.model][floor.order] - means.loc[floor.floor]["sequential"]
     return estimate(100 * paired.to_numpy())
-
-
-def is_as_good(lead: Estimate) -> bool:
-    """True if the interval of a lead over a floor reaches zero."""
-    return bool(lead.low <= 0)
 
 
 def describe_lead(lead: Estimate) -> str:

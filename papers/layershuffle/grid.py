@@ -90,33 +90,27 @@ def paper_form(table: pd.DataFrame) -> pd.DataFrame:
     models and data sets at scale `published`), each with our row below. Missing cells say
     "not run".
     """
-    shown = (*PUBLISHED_VARIANTS, "layerdrop", "ls_latin")
-    table = table[table["variant"].isin(shown)]
-    rows_of = dict(iter(table.groupby([*CELL, "order"], sort=False)))
+    table = table[table["variant"].isin([*PUBLISHED_VARIANTS, "layerdrop", "ls_latin"])]
     names = [label(variant) for variant in dict.fromkeys(table["variant"])]
 
-    def ours(*key: str) -> dict[str, str]:
-        if key not in rows_of:
-            return {"source": "ours"} | dict.fromkeys(names, NOT_RUN)
-        rows = rows_of[key]
+    ours = {}
+    for key, rows in table.groupby([*CELL, "order"], sort=False):
         source = f"ours ({rows['source'].iloc[0]}), n = {rows['n'].iloc[0]}"
-        return {"source": source} | row_of(rows)
-
+        ours[key] = {"source": source} | row_of(rows)
+    missing = {"source": "ours"} | dict.fromkeys(names, NOT_RUN)
     presets = {names: (*cell, "published") for cell, names in CELLS.items()}
-    cells = dict.fromkeys(table[CELL].itertuples(index=False, name=None))
-    own_cells = [cell for cell in cells if cell not in presets.values()]
-    datasets = dict.fromkeys(dataset for dataset, _, _ in own_cells)
-    models = dict.fromkeys((model, scale) for _, model, scale in own_cells)
-    orders = dict.fromkeys(table["order"])
+    own = table[~table.set_index(CELL).index.isin([*presets.values()])]
+    datasets = own["dataset"].unique()
+    models = own[["model", "scale"]].drop_duplicates().to_numpy()
+    orders = table["order"].unique()
     records = []
     for dataset, (model, scale), order in itertools.product(datasets, models, orders):
         head = {"data": dataset, "model": model, "scale": scale, "order": order}
-        records.append(head | ours(dataset, model, scale, order))
-    published = PUBLISHED.groupby(["dataset", "model", "order"], sort=False)
-    for (data, model, order), rows in published:
+        records.append(head | ours.get((dataset, model, scale, order), missing))
+    for (data, model, order), rows in PUBLISHED.groupby(["dataset", "model", "order"], sort=False):
         head = {"data": data, "model": model, "scale": "published", "order": order}
         records.append(head | {"source": "published"} | row_of(rows))
-        records.append(head | ours(*presets[data, model], order))
+        records.append(head | ours.get((*presets[data, model], order), missing))
     columns = ["data", "model", "scale", "order", "source", *names]
     return pd.DataFrame(records, columns=columns).fillna(ABSENT)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lsvit.routes import ORDERS, Order
-from papers.layershuffle.floors import DEPTH, describe_lead, find_lead, is_as_good
+from papers.layershuffle.floors import DEPTH, describe_lead, find_lead
 from papers.layershuffle.labels import label
 from papers.layershuffle.tables import CELLS
 from pipeline.config.variant import BASELINE, PRETRAINED
@@ -38,9 +38,11 @@ def accuracy(
     return accuracies
 
 
-def best_accuracy(e: Evidence, variants: Sequence[str], order: Order) -> np.ndarray:
-    """Accuracy of each seed's best variant."""
-    return np.max([e.accuracy(variant, order) for variant in variants], axis=0)
+def best_accuracy(
+    e: Evidence, variants: Sequence[str], order: Order, keep: int | None = None
+) -> np.ndarray:
+    """Accuracy of each seed's best variant with `keep` layers, by default all."""
+    return np.max([e.accuracy(variant, order, keep) for variant in variants], axis=0)
 
 
 def worst_accuracy(e: Evidence, variants: Sequence[str], order: Order) -> np.ndarray:
@@ -51,12 +53,6 @@ def worst_accuracy(e: Evidence, variants: Sequence[str], order: Order) -> np.nda
 def layerdrop_lead(e: Evidence, keep: int) -> np.ndarray:
     """LayerDrop's lead over LS in the original order."""
     return e.accuracy("layerdrop", "sequential", keep) - e.accuracy("ls", "sequential", keep)
-
-
-def position_accuracy(e: Evidence, variant: str) -> np.ndarray:
-    """How often a variant names a layer's position under arbitrary orders, in %."""
-    rows = e.evaluations(variant, "arbitrary", None)
-    return 100 * e.by_seed(rows, "position_accuracy", f"{label(variant)}'s position accuracy")
 
 
 def distances(e: Evidence, variant: str) -> np.ndarray:
@@ -73,6 +69,8 @@ def distances(e: Evidence, variant: str) -> np.ndarray:
 
 def share_left(e: Evidence, variant: str, order: Order, keep: int | None = None) -> np.ndarray:
     """Accuracy above chance in % of that with all layers in the original order."""
+    if keep:
+        require_depth(e)
     return e.excess(e.accuracy(variant, order, keep), e.accuracy(variant, "sequential"))
 
 
@@ -92,7 +90,7 @@ def require_depth(e: Evidence) -> None:
         NotComparable: the first three layers, refined alone, are as good as all.
     """
     lead = find_lead(e.table("prune_eval"), DEPTH)
-    if lead and is_as_good(lead):
+    if lead and lead.low <= 0:
         raise NotComparable(
             "a floor is as good: all layers are "
             f"{describe_lead(lead)} points above the first three, refined alone"
@@ -116,9 +114,11 @@ def ahead_of_start(e: Evidence) -> np.ndarray:
 
 
 def positions_named(e: Evidence, variant: str) -> np.ndarray:
-    """Position accuracy in % of the way from chance to certainty."""
+    """Position accuracy under arbitrary orders, in % of the way from chance to certainty."""
+    rows = e.evaluations(variant, "arbitrary", None)
+    named = 100 * e.by_seed(rows, "position_accuracy", f"{label(variant)}'s position accuracy")
     chance = 100 / e.num_layers
-    return 100 * (position_accuracy(e, variant) - chance) / (100 - chance)
+    return 100 * (named - chance) / (100 - chance)
 
 
 def last_gain(e: Evidence) -> np.ndarray:
@@ -136,7 +136,7 @@ def last_gain(e: Evidence) -> np.ndarray:
 def numbers_kept(e: Evidence) -> list[int]:
     """The numbers of layers that LS was evaluated with. Raises NotRun if there is only one."""
     rows = e.table("prune_eval")
-    keep = sorted(int(k) for k in rows.loc[rows["variant"] == "ls", "keep"].unique())
+    keep = sorted(rows.loc[rows["variant"] == "ls", "keep"].unique().tolist())
     if len(keep) < 2:
         raise NotRun("LS with several numbers of layers is not among the results")
     return keep
@@ -150,9 +150,8 @@ def smallest_gain(e: Evidence, order: Order) -> np.ndarray:
 
 def farthest_from(e: Evidence, accuracy: float, keep: int) -> np.ndarray:
     """An accuracy plus the larger distance of LS and LayerDrop from it, in the original order."""
-    variants = ("ls", "layerdrop")
-    differences = [e.accuracy(name, "sequential", keep) - accuracy for name in variants]
-    return accuracy + np.max(np.abs(differences), axis=0)
+    accuracies = [e.accuracy(variant, "sequential", keep) for variant in ("ls", "layerdrop")]
+    return accuracy + np.max(np.abs(np.subtract(accuracies, accuracy)), axis=0)
 
 
 def refit(e: Evidence, order: Order, keep: int) -> np.ndarray:
@@ -165,9 +164,8 @@ def refit_lead(e: Evidence) -> np.ndarray:
     require_depth(e)
     leads = []
     for keep in (3, 6):
-        for variant in ("ls", "layerdrop"):
-            own = refit(e, "sequential", keep)
-            leads.append(own - e.accuracy(variant, "sequential", keep))
+        own = refit(e, "sequential", keep)
+        leads.append(own - best_accuracy(e, ("ls", "layerdrop"), "sequential", keep))
     return np.min(leads, axis=0)
 
 
@@ -175,12 +173,6 @@ def refit_against_layerdrop(e: Evidence, keep: int) -> np.ndarray:
     """refit-k minus LayerDrop with k layers, in the original order."""
     require_depth(e)
     return refit(e, "sequential", keep) - e.accuracy("layerdrop", "sequential", keep)
-
-
-def pruned_share_left(e: Evidence, variant: str, keep: int) -> np.ndarray:
-    """What fewer layers leave of a variant's accuracy in the original order, see share_left."""
-    require_depth(e)
-    return share_left(e, variant, "sequential", keep)
 
 
 def refit_left(e: Evidence) -> np.ndarray:
@@ -209,9 +201,9 @@ def only_ls(e: Evidence) -> np.ndarray:
     """The smallest lead of LS over all others, whatever the number of layers, in random order."""
     leads = []
     for keep in numbers_kept(e):
-        variants = ("ls", "layerdrop", BASELINE)
-        ls, *others = [e.accuracy(variant, "arbitrary", keep) for variant in variants]
-        leads.append(ls - np.max([*others, refit(e, "arbitrary", keep)], axis=0))
+        ls = e.accuracy("ls", "arbitrary", keep)
+        others = best_accuracy(e, ("layerdrop", BASELINE), "arbitrary", keep)
+        leads.append(ls - np.maximum(others, refit(e, "arbitrary", keep)))
     return np.min(leads, axis=0)
 
 
@@ -273,17 +265,15 @@ def flattered(e: Evidence, rows: dict[str, Order]) -> np.ndarray:
     for order in ORDERS:
         e.evaluations(BASELINE, order, None)
     protocols = protocols[protocols["variant"].isin(rows)]
-    moved = protocols.groupby(["variant", "seed"])["epoch"].transform("nunique") > 1
-    if not moved.any():
+    trainings = protocols.set_index(["protocol", "variant", "seed"])
+    gain = trainings.loc["paper"] - trainings.loc["heldout"]
+    if not gain["epoch"].any():
         raise NothingToTell(
             "held-out images chose the same epoch of every training: nothing could change"
         )
-    in_order = protocols["variant"].map(rows) == "sequential"
-    accuracy = protocols["sequential"].where(in_order, protocols["arbitrary"])
-    protocols = protocols.assign(accuracy=accuracy)
-    chosen_by = protocols.pivot(index=["variant", "seed"], columns="protocol", values="accuracy")
-    gain = 100 * (chosen_by["paper"] - chosen_by["heldout"])
-    return gain.groupby("seed", sort=False).max().to_numpy()
+    in_order = gain.index.get_level_values("variant").map(rows) == "sequential"
+    points = 100 * gain["sequential"].where(in_order, gain["arbitrary"])
+    return points.groupby("seed", sort=False).max().to_numpy()
 
 
 MEASURES = {
@@ -303,7 +293,6 @@ MEASURES = {
         farthest_from,
         refit_lead,
         refit_against_layerdrop,
-        pruned_share_left,
         refit_left,
         layerdrop_left,
         without_trained_order,

@@ -42,10 +42,8 @@ def draw_pruning(
         The caption.
     """
     cells = cells[cells["order"] == order]
-    depth = cells["keep"].max()
-    is_refit = cells["variant"].str.startswith("refit")
-    is_whole = (cells["variant"] == BASELINE) & (cells["keep"] == depth)  # refit with all layers
-    refits = cells[is_refit].sort_values("keep")
+    refits = cells[cells["variant"].str.startswith("refit")].sort_values("keep")
+    baseline = cells[cells["full"] & (cells["variant"] == BASELINE)]  # refit with all layers
     lines = cells[cells["variant"].isin(FIGURE_1)]
     figure, [[axis]] = figures.panels(0.9)
     looks = figures.looks(FIGURE_1)
@@ -53,14 +51,11 @@ def draw_pruning(
     choices = lines.loc[lines["choose"] != ALL, "choose"].unique()
     for choose in choices:
         chosen = lines[lines["choose"].isin([choose, ALL])]
-        styled = {}
-        for variant, look in looks.items():
-            styled[variant] = look | {"linestyle": STYLES[choose]}
-        _draw_kept(axis, chosen, styled)
+        _draw_kept(axis, chosen, looks, linestyle=STYLES[choose])
         handles = handles_of(axis) | handles  # the first style stands for the variant
     if len(refits):
-        look = {"color": GREY, "marker": "*", "markersize": 7, "zorder": 0}
-        line = pd.concat([refits, cells[is_whole]]).set_index("keep")
+        line = pd.concat([refits, baseline]).set_index("keep")
+        look: Look = {"color": GREY, "marker": "*", "markersize": 7, "zorder": 0}
         draw_means(axis, 100 * line[["mean", "std"]], capsize=2, label="refit-k", **look)
     draw_chance(axis, chance)
     handles = handles_of(axis) | handles
@@ -102,8 +97,7 @@ def _describe_pruned(pruned: pd.DataFrame) -> str:
 def draw_pruning_of_all(figures: Figures, cells: pd.DataFrame, chance: float) -> str:
     """Draw every variant's accuracy against layers kept, in both orders. Returns the caption."""
     cells = cells[cells["choose"].isin(["random", ALL])]
-    variants = set(cells["variant"])
-    looks = figures.looks(variant for variant in figures.variant_looks if variant in variants)
+    looks = figures.looks(dict.fromkeys(cells["variant"]))
     figure, axes = figures.panels(1.25, nrows=2, sharex=True)
     for axis, order in zip(axes[:, 0], ORDERS, strict=True):
         _draw_kept(axis, cells[cells["order"] == order], looks, apart=0.18)
@@ -114,13 +108,15 @@ def draw_pruning_of_all(figures: Figures, cells: pd.DataFrame, chance: float) ->
     return CAPTIONS["pruning_of_all"].format(seeds=counted(cells["n"].max(), "seed"))
 
 
-def _draw_kept(axis: Axes, cells: pd.DataFrame, looks: dict[str, Look], apart: float = 0) -> None:
+def _draw_kept(
+    axis: Axes, cells: pd.DataFrame, looks: dict[str, Look], apart: float = 0, **style: Any
+) -> None:
     """Draw lines of accuracy against layers kept, the first variant in front, `apart` in x."""
     for behind, (variant, look) in enumerate(looks.items()):
         line = cells[cells["variant"] == variant].sort_values("keep").set_index("keep")
         line.index = line.index + apart * place_beside(behind, len(looks))
         front = 2 + len(looks) - behind
-        draw_means(axis, 100 * line[["mean", "std"]], capsize=2, zorder=front, **look)
+        draw_means(axis, 100 * line[["mean", "std"]], capsize=2, zorder=front, **look, **style)
     kept = cells.loc[cells["variant"].isin(looks), "keep"]
     axis.set(ylabel=ACCURACY, xticks=sorted(kept.unique()), ylim=(0, 100))
 

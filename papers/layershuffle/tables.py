@@ -5,8 +5,8 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from lsvit.routes import ORDERS, count_routes
-from papers.layershuffle.floors import FLOORS, describe_lead, find_lead, is_as_good
+from lsvit.routes import ORDERS
+from papers.layershuffle.floors import FLOORS, describe_lead, find_lead
 from papers.layershuffle.labels import label
 from papers.layershuffle.section import LOGISTIC
 from pipeline.config.params import Params
@@ -67,49 +67,44 @@ def read_published() -> pd.DataFrame:
 PUBLISHED = read_published()
 
 
-def compare_protocols(protocols: pd.DataFrame) -> pd.DataFrame:
-    """Compare Table 1 under both protocols.
+def compare_protocols(protocols: pd.DataFrame) -> tuple[list[dict[str, str]], float]:
+    """Compare Table 1 under both protocols, seed by seed.
 
     Returns:
-        A row an (order, variant): both means, and the paired difference heldout - paper over the
-        seeds. `other_epoch` is the number of seeds for which the protocols keep different epochs.
+        Texts, a row an (order, variant), and the largest mean difference, a fraction.
     """
-    by_seed = dict(iter(protocols.set_index(["variant", "seed"]).groupby("protocol")))
-    records = []
+    trainings = protocols.set_index(["protocol", "variant", "seed"])
+    texts = []
+    worst = 0.0
     for order in ORDERS:
         for variant in dict.fromkeys(protocols["variant"]):
-            paper, heldout = by_seed["paper"].loc[variant], by_seed["heldout"].loc[variant]
+            paper = trainings.loc["paper"].loc[variant]
+            heldout = trainings.loc["heldout"].loc[variant]
             paired = estimate((heldout[order] - paper[order]).to_numpy())
-            record = {
+            mean, _, n, low, high = pd.Series(paired).round(6)
+            worst = max(worst, abs(mean))
+            other_epoch = (paper["epoch"] != heldout["epoch"]).sum()
+            text = {
                 "order": order,
-                "variant": variant,
-                "n": paired.n,
-                "other_epoch": int((paper["epoch"] != heldout["epoch"]).sum()),
-                "paper": paper[order].mean(),
-                "paper_std": paper[order].std(),
-                "heldout": heldout[order].mean(),
-                "heldout_std": heldout[order].std(),
-                "difference": paired.mean,
-                "low": paired.low,
-                "high": paired.high,
+                "variant": label(variant),
+                "paper": cell_text(*100 * paper[order].agg(["mean", "std"]).round(6)),
+                "heldout": cell_text(*100 * heldout[order].agg(["mean", "std"]).round(6)),
+                "heldout - paper": f"{100 * mean:+.2f}",
+                "interval": interval(low, high, "+"),
+                "seeds with another epoch": f"{other_epoch} of {n:.0f}",
             }
-            records.append(record)
-    return pd.DataFrame(records).round(6)
+            texts.append(text)
+    return texts, worst
 
 
 def differences(rows: pd.DataFrame) -> pd.DataFrame:
     """Compare accuracies with all layers, seed by seed: every variant minus the baseline and LS."""
     means = seed_means(rows)
-    variants = list(dict.fromkeys(rows["variant"]))
     records = []
     for order in ORDERS:
-        measured = means[order].dropna().index.get_level_values("variant")
-        for reference in (BASELINE, "ls"):
-            if reference not in variants:
-                continue
-            for variant in dict.fromkeys(measured):
-                if variant in (BASELINE, reference):
-                    continue
+        measured = means[order].dropna().index.unique("variant")
+        for reference in measured.intersection([BASELINE, "ls"]):
+            for variant in measured.difference([BASELINE, reference], sort=False):
                 paired = means.loc[variant][order] - means.loc[reference][order]
                 record = {"order": order, "variant": variant, "minus": reference}
                 record |= estimate(paired.to_numpy())._asdict()
@@ -119,9 +114,7 @@ def differences(rows: pd.DataFrame) -> pd.DataFrame:
 
 def sort_by_order(cells: pd.DataFrame) -> pd.DataFrame:
     """The cells with all layers, first in original order, then in arbitrary orders."""
-    full = cells[cells["full"]].copy()
-    full["order"] = pd.Categorical(full["order"], ORDERS, ordered=True)
-    return full.sort_values("order", kind="stable")
+    return cells[cells["full"]].sort_values("order", ascending=False, kind="stable")
 
 
 def table1(cells: pd.DataFrame, chance: float) -> pd.DataFrame:
@@ -134,45 +127,52 @@ def table1(cells: pd.DataFrame, chance: float) -> pd.DataFrame:
     return add_way(sort_by_order(cells)[TABLE1], chance).round({"mean": 6, "std": 6, WAY: 6})
 
 
+def row_of(rows: pd.DataFrame) -> dict[str, str]:
+    """Accuracies of one order in %, by column of Table 1."""
+    texts = {}
+    for row in rows.itertuples():
+        texts[label(row.variant)] = cell_text(100 * row.mean, 100 * row.std)
+    return texts
+
+
+def ways_of(rows: pd.DataFrame) -> dict[str, str]:
+    """How far they are from chance to the baseline, in %. Tables of earlier versions do not say."""
+    if WAY not in rows:
+        return {}
+    return {label(row.variant): f"{100 * row.way:.1f}" for row in rows.itertuples()}
+
+
+UNITS = {"": row_of, ", % of the way": ways_of}
+
+
 def paper_table(table: pd.DataFrame) -> pd.DataFrame:
     """Table 1 in the paper's form: our rows and the published ones, of the paper's variants.
 
     Accuracy in %, and below it how far that is from chance to the baseline in original order.
     """
     table = table[table["variant"].isin(PUBLISHED_VARIANTS)]
-    records = _paper_rows(table, "ours") + _paper_rows(PUBLISHED, "published")
+    records = []
+    for source, rows in {"ours": table, "published": PUBLISHED}.items():
+        for unit, texts_of in UNITS.items():
+            for (dataset, model, order), cell in rows.groupby(TABLE1[:3], sort=False):
+                head = {"source": source + unit, "data": dataset, "model": model, "order": order}
+                if texts := texts_of(cell):
+                    records.append(head | texts)
     run = [variant for variant in PUBLISHED_VARIANTS if variant in set(table["variant"])]
     columns = ["source", "data", "model", "order", *map(label, run)]
     return pd.DataFrame(records, columns=columns).fillna(ABSENT)
 
 
-def _paper_rows(table: pd.DataFrame, source: str) -> list[dict[str, str]]:
-    accuracies = []
-    ways = []
-    keys = ["dataset", "model", "order"]
-    for (dataset, model, order), rows in table.groupby(keys, sort=False, observed=True):
-        head = {"data": dataset, "model": model, "order": order}
-        accuracies.append({"source": source} | head | row_of(rows))
-        if WAY in rows:
-            texts = {label(row.variant): f"{100 * row.way:.1f}" for row in rows.itertuples()}
-            ways.append({"source": f"{source}, % of the way"} | head | texts)
-    return accuracies + ways
-
-
 def others_table(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of Table 1 that the paper's has not: other variants and floors, a row each, in %."""
     table = table[~table["variant"].isin(PUBLISHED_VARIANTS)]
-    records = []
-    for variant in dict.fromkeys(table["variant"]):
-        record = {"model": label(variant)}
-        for row in table[table["variant"] == variant].to_dict("records"):
-            order = f"{row['order']} order"
-            record[order] = cell_text(100 * row["mean"], 100 * row["std"])
-            if WAY in row:
-                record[f"{order}, % of the way"] = f"{100 * row[WAY]:.1f}"
-        records.append(record)
-    columns = [f"{order} order{unit}" for unit in ("", ", % of the way") for order in ORDERS]
-    return pd.DataFrame(records, columns=["model", *columns]).fillna(ABSENT)
+    columns = {}
+    for unit, texts_of in UNITS.items():
+        for order in ORDERS:
+            columns[f"{order} order{unit}"] = texts_of(table[table["order"] == order])
+    models = map(label, dict.fromkeys(table["variant"]))
+    texts = pd.DataFrame(columns, pd.Index(models, name="model"))
+    return texts.fillna(ABSENT).reset_index()
 
 
 def floors_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -183,7 +183,7 @@ def floors_table(rows: pd.DataFrame) -> pd.DataFrame:
         if lead is None:
             continue
         judged = "yes" if lead.n > 1 else "open: one seed has no interval"
-        if is_as_good(lead):
+        if lead.low <= 0:
             judged = f"no: {floor.unjudged}"
             if floor.claims:
                 judged += f" ({', '.join(floor.claims)})"
@@ -215,43 +215,22 @@ def describe_first_layer(samplers: pd.DataFrame) -> str:
     means = 100 * rows.groupby("variant")["accuracy"].mean()
     if not {"ls", "ls_first"} <= set(means.index):
         return ""
-    return CAPTIONS["table1_first_layer"].format(ls=means["ls"], ls_first=means["ls_first"])
-
-
-def row_of(rows: pd.DataFrame) -> dict[str, str]:
-    """Accuracies of one order in %, by column of Table 1."""
-    texts = {}
-    for row in rows.to_dict("records"):
-        texts[label(row["variant"])] = cell_text(100 * row["mean"], 100 * row["std"])
-    return texts
+    return CAPTIONS["table1_first_layer"].format(**means)
 
 
 def table_caption(cells: pd.DataFrame) -> str:
     """Say what the numbers of Table 1 are."""
     full = cells[cells["full"] & cells["variant"].isin(PUBLISHED_VARIANTS)]
     arbitrary = full[full["order"] == "arbitrary"]
-    existing = [count_routes(keep, keep, "arbitrary") for keep in arbitrary["keep"]]
-    all_orders = arbitrary[arbitrary["orders"] == existing]
-    drawn_orders = arbitrary[arbitrary["orders"] != existing]
-    exhaustive = ""
-    if len(all_orders) and len(drawn_orders):
-        texts = [
-            f"{label(cell.variant)}: all {cell.orders:.0f} there are"
-            for cell in all_orders.itertuples()
-        ]
-        exhaustive = f" ({', '.join(texts)})"
     positions = ""
-    for cell in arbitrary.dropna(subset="position_accuracy").to_dict("records"):
-        share = 100 * cell["position_accuracy"]
+    for cell in arbitrary.dropna(subset="position_accuracy").itertuples():
         positions += CAPTIONS["table1_positions"].format(
-            variant=label(cell["variant"]), share=share
+            variant=label(cell.variant), share=100 * cell.position_accuracy
         )
-    orders = drawn_orders if len(drawn_orders) else all_orders
     return CAPTIONS["table1"].format(
         seeds=count_seeds(full),
         images=value_range(full["images"]),
-        orders=count_orders(orders, "random orders"),
-        exhaustive=exhaustive,
+        orders=count_orders(arbitrary, "random orders"),
         positions=positions,
     )
 
@@ -301,23 +280,9 @@ def write_protocols(protocols: pd.DataFrame, folder: Path) -> None:
     """Write protocols.md: Table 1 under both protocols, and their paired difference."""
     text = CAPTIONS["protocols_alone"]
     if set(protocols["protocol"]) == {"paper", "heldout"}:
-        compared = compare_protocols(protocols)
-        table = []
-        for row in compared.itertuples():
-            table.append(
-                {
-                    "order": row.order,
-                    "variant": label(row.variant),
-                    "paper": cell_text(100 * row.paper, 100 * row.paper_std),
-                    "heldout": cell_text(100 * row.heldout, 100 * row.heldout_std),
-                    "heldout - paper": f"{100 * row.difference:+.2f}",
-                    "interval": interval(row.low, row.high, "+"),
-                    "seeds with another epoch": f"{row.other_epoch} of {row.n}",
-                }
-            )
-        worst = 100 * compared["difference"].abs().max()
+        table, worst = compare_protocols(protocols)
         text = CAPTIONS["protocols_compared"].format(
-            table=markdown_table(table), worst=worst, method=METHOD
+            table=markdown_table(table), worst=100 * worst, method=METHOD
         )
     (folder / "protocols.md").write_text(CAPTIONS["protocols"].format(text=text), "utf-8")
 
@@ -332,12 +297,11 @@ def write(results: Results, params: Params) -> dict[str, str]:
     caption = table_caption(cells)
     write_table(table, paper_table(table), caption, folder, "table1", "layershuffle")
     page = folder / "table1.md"
-    floors = floors_table(rows)
     page.write_text(
         CAPTIONS["table1_page"].format(
             paper=page.read_text("utf-8"),
-            others=others_table(table).to_markdown(index=False, disable_numparse=True),
-            floors=floors.to_markdown(index=False, disable_numparse=True) or NOT_RUN,
+            others=markdown_table(others_table(table)),
+            floors=markdown_table(floors_table(rows)) or NOT_RUN,
             first_layer=describe_first_layer(results.table("samplers")),
             regression=describe_regression(rows, HELDOUT in results.cell["images"]),
         ),

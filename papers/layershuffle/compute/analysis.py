@@ -4,7 +4,6 @@ UMAP of a layer's output, and the contributions of layers to the class token.
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -26,41 +25,31 @@ RESAMPLES = 200
 RIDGE = 10.0 ** np.arange(-1, 6)  # strengths of the regression that reads positions
 
 
-class Contributions:
-    """A tap: the norm of each layer's contribution to the class token, ||z_t^0 - z_(t-1)^0||.
+class Recording:
+    """A tap: the whole output of one layer, and the norms of all layers' contributions.
 
-    Models without a class token classify the mean of their tokens, which is taken instead.
+    A contribution is that to the class token, z_t^0 - z_(t-1)^0. Models without a class token
+    classify the mean of their tokens, which is taken instead.
     """
 
-    def __init__(self, model: RoutedModel, batch: int) -> None:
+    def __init__(self, model: RoutedModel, layer: int, batch: int) -> None:
         self.class_token = model.has_class_token
+        self.layer = layer
         self.norms = torch.zeros(batch, model.num_layers)  # by sample and layer
+        self.outputs = torch.empty(batch, 0)  # (B, N * D) once the layer has run
 
     def __call__(
         self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples
     ) -> None:
-        """Record the norms of n images; states (n, N, D)."""
+        """Record what a layer makes of n images; states (n, N, D)."""
         change = after - before
         change = change[:, 0] if self.class_token else change.mean(dim=1)  # (n, D)
         self.norms[samples, layer] = change.float().norm(dim=-1).cpu()
-
-
-class Output:
-    """A tap: the whole output (class and patch tokens) of one layer, as one vector per sample."""
-
-    def __init__(self, layer: int, batch: int) -> None:
-        self.layer = layer
-        self.vectors = torch.empty(batch, 0)  # (B, N * D) once the layer has run
-
-    def __call__(
-        self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples
-    ) -> None:
-        """Keep the outputs of n images; states (n, N, D)."""
         if layer == self.layer:
-            vectors = after.float().flatten(1).cpu()
-            if not self.vectors.numel():
-                self.vectors = torch.zeros(len(self.vectors), vectors.shape[1])
-            self.vectors[samples] = vectors
+            outputs = after.float().flatten(1).cpu()
+            if not self.outputs.numel():
+                self.outputs = torch.zeros(len(self.outputs), outputs.shape[1])
+            self.outputs[samples] = outputs
 
 
 @torch.inference_mode()
@@ -86,17 +75,16 @@ def record(
         (outputs of `layer` (n, N * D), contribution norms by layer (n, L)).
     """
     model.eval()
-    outputs = []
-    norms = []
+    recordings = []
     batches = batches_along(split, torch.from_numpy(chosen), torch.from_numpy(routes), BATCH_SIZE)
     for _, images, _, route in batches:
-        output = Output(layer, len(images))
-        contributions = Contributions(model, len(images))
+        recording = Recording(model, layer, len(images))
         with execution.context():
-            model(images, route, [output, contributions])
-        outputs.append(output.vectors)
-        norms.append(contributions.norms)
-    return torch.cat(outputs).numpy(), torch.cat(norms).numpy()
+            model(images, route, [recording])
+        recordings.append(recording)
+    outputs = torch.cat([recording.outputs for recording in recordings])
+    norms = torch.cat([recording.norms for recording in recordings])
+    return outputs.numpy(), norms.numpy()
 
 
 def project(vectors: np.ndarray, options: Analysis) -> np.ndarray:
@@ -104,12 +92,8 @@ def project(vectors: np.ndarray, options: Analysis) -> np.ndarray:
     import warnings
 
     from sklearn.neighbors import NearestNeighbors
-    from umap import UMAP, umap_
+    from umap import UMAP
 
-    # numba would compile both anew in every process, for 6 s.
-    for compiled in (umap_.smooth_knn_dist, umap_.compute_membership_strengths):
-        with suppress(RuntimeError):  # no folder to keep them in
-            compiled.enable_caching()
     # Exact neighbours from scikit-learn, as umap's own for few points, without 8 s of compilation.
     nearest = NearestNeighbors(n_neighbors=options.neighbors).fit(vectors)
     distances, neighbours = nearest.kneighbors(vectors)
@@ -126,31 +110,24 @@ def project(vectors: np.ndarray, options: Analysis) -> np.ndarray:
         return np.asarray(reducer.fit_transform(vectors), dtype=np.float32)
 
 
-def tell_positions(plane: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Predict the positions (n,) of a layer from the plane (n, 2).
+def tell_positions(vectors: np.ndarray, positions: np.ndarray, linear: bool = False) -> np.ndarray:
+    """Predict the positions (n,) of a layer from vectors (n, D), 5-fold cross-validated.
 
-    5-fold cross-validated 10-nearest-neighbour regression.
-    """
-    from sklearn.model_selection import KFold, cross_val_predict
-    from sklearn.neighbors import KNeighborsRegressor
-
-    folds = KFold(5, shuffle=True, random_state=0)
-    return cross_val_predict(KNeighborsRegressor(10), plane, positions, cv=folds)
-
-
-def tell_positions_linearly(vectors: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Predict the positions (n,) of a layer from its whole outputs (n, N * D).
-
-    5-fold cross-validated ridge regression. Each fold chooses the strength on its own images.
+    Regression on the 10 nearest neighbours, or `linear` ridge regression, of which each fold
+    chooses the strength on its own images.
     """
     from sklearn.linear_model import RidgeCV
     from sklearn.model_selection import KFold, cross_val_predict
+    from sklearn.neighbors import KNeighborsRegressor
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    ridge = make_pipeline(StandardScaler(), RidgeCV(alphas=RIDGE))
+    reader = KNeighborsRegressor(10)
+    if linear:
+        reader = make_pipeline(StandardScaler(), RidgeCV(alphas=RIDGE))
+        vectors = vectors.astype(np.float64)
     folds = KFold(5, shuffle=True, random_state=0)
-    return cross_val_predict(ridge, vectors.astype(np.float64), positions, cv=folds)
+    return cross_val_predict(reader, vectors, positions, cv=folds)
 
 
 def analysis_numbers(
@@ -173,8 +150,8 @@ def analysis_numbers(
 
     Returns:
         Number -> `value` and `error`. `position_r2` is how well the plane tells where `layer` ran,
-        R^2 of :func:`tell_positions`, and `position_r2_whole` how well the whole outputs do, of
-        :func:`tell_positions_linearly`. `early_detached` is how far the points of positions in the
+        R^2 of :func:`tell_positions`, and `position_r2_whole` how well the whole outputs do,
+        linearly. `early_detached` is how far the points of positions in the
         first quarter stand apart in the plane: their mean silhouette, 1 far away from all others, 0
         among them. See :func:`contribution_numbers` for the others.
     """
@@ -182,7 +159,7 @@ def analysis_numbers(
 
     places = positions[:, layer]
     from_plane = tell_positions(plane, places)
-    from_whole = tell_positions_linearly(vectors, places)
+    from_whole = tell_positions(vectors, places, linear=True)
     is_early = places < max(1, norms.shape[1] // 4)
     apart = silhouette_samples(plane, is_early)
 
@@ -259,10 +236,8 @@ def analyse(
             f"accepted: at most the {len(split)} validation images"
         )
     chosen = generator("analysis", options.seed).permutation(len(split))[: options.images]
-    drawn = []
-    for image in range(len(chosen)):
-        drawn.append(arbitrary(generator("analysis", options.seed, image), model.num_layers))
-    routes = np.array(drawn)
+    generators = [generator("analysis", options.seed, image) for image in range(options.images)]
+    routes = np.array([arbitrary(rng, model.num_layers) for rng in generators])
     vectors, norms = record(model, split, chosen, routes, options.layer, execution)
     report({"cell": f"{len(chosen)} images recorded"})
     positions = np.argsort(routes, axis=1)  # positions[i, layer]: where the layer ran for image i

@@ -1,11 +1,10 @@
 """Accuracy with k layers kept in both orders, and under any sampler (section 4.2)."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,14 +13,11 @@ from lsvit.latin import Latin, latin
 from lsvit.routed import RoutedModel
 from lsvit.routes import (
     ENDED,
-    ORDERS,
     OneRoute,
-    Order,
     Route,
     Routes,
     RouteTable,
     Sampler,
-    count_routes,
     evaluation_routes,
     generator,
     kendall_distance,
@@ -29,6 +25,7 @@ from lsvit.routes import (
     layers_of,
     per_sample,
 )
+from papers.layershuffle.compute.cells import Cell, cells
 from papers.layershuffle.section import ALL, COLUMNS, SAMPLER_ROWS, EvalConfig
 from pipeline.config.samplers import (
     ORDERLESS,
@@ -44,39 +41,6 @@ from pipeline.training.devices import Execution
 from pipeline.training.scoring import InTurn, Score, open_model, open_split, score
 
 SAMPLER_COLUMNS = ("sampler", "distance", "length", "images", "accuracy", "loss")
-
-
-class Cell(NamedTuple):
-    """What is evaluated: routes of `keep` layers, drawn from a pool."""
-
-    keep: int
-    choose: str  # how the pool was chosen; ALL: all layers are kept
-    order: Order
-    pool: tuple[int, ...]  # layers that may be kept
-
-
-def choose_layers(num_layers: int, keep: int, choose: str) -> tuple[int, ...]:
-    """The layers from which `keep` are kept: all of them if they are chosen at random."""
-    if choose in (ALL, "random"):
-        return tuple(range(num_layers))
-    if choose == "first" or keep == 1:
-        return tuple(range(keep))
-    return tuple(round(i * (num_layers - 1) / (keep - 1)) for i in range(keep))
-
-
-def cells(num_layers: int, config: EvalConfig) -> Iterator[Cell]:
-    """The cells of a model, fewest layers first.
-
-    Models that were trained on their first k layers, whose route has no order, or that are told
-    wrong positions have cells with all their layers alone.
-    """
-    whole = config.misled or config.variant.layers or config.variant.route in ORDERLESS
-    keeps = {num_layers} if whole else {*config.options.keep, num_layers}
-    for keep in sorted(keeps):
-        for choose in config.options.choose if keep < num_layers else [ALL]:
-            pool = choose_layers(num_layers, keep, choose)
-            for order in ORDERS:
-                yield Cell(keep, choose, order, pool)
 
 
 def mislead(model: RoutedModel) -> None:
@@ -106,40 +70,36 @@ def evaluate_cell(
     All layers use all images throughout.
     """
     options = config.options
-    keep, _, order, pool = cell
+    keep, choose, order, pool, existing = cell
     routes: list[Route] = []
     if config.variant.route in ORDERLESS:
         routes.append(make_sampler(config.variant.route)(generator("evaluation"), keep))
-        exhaustive = True
     else:
         for places in evaluation_routes(len(pool), keep, order, options.orders, options.seed):
             routes.append(tuple(pool[place] for place in layers_of(places)))
-        exhaustive = count_routes(len(pool), keep, order) <= options.orders
+    exhaustive = existing <= options.orders
     mixed = options.per in ("sample", "latin")
-    uses_all = exhaustive or (keep == model.num_layers and not mixed)
-    split = whole if uses_all else part
+    split = whole if exhaustive or (choose == ALL and not mixed) else part
 
     def run(images: Split, routes: Routes | InTurn) -> Score:
         return score(model, images, routes, options.batch_size, execution)
 
-    scores: dict[str, tuple[int, Score]] = {}  # name -> number of routes, score
+    scores: list[tuple[str, int, Score]] = []  # name, number of routes, score
     if options.per == "batch" and not exhaustive:
         used = routes[: math.ceil(len(split) / options.batch_size)]
         name = f"{len(used)} routes, one a batch" if len(used) > 1 else _name(used[0])
         in_turn = InTurn([OneRoute(route) for route in used], options.batch_size)
-        scores[name] = len(used), run(split, in_turn)
+        scores.append((name, len(used), run(split, in_turn)))
     else:
         for route in routes:
-            scores[_name(route)] = 1, run(split, OneRoute(route))
+            scores.append((_name(route), 1, run(split, OneRoute(route))))
     # How much the images differ: the spread of their shares of correct answers over the routes.
-    correct = torch.stack([one.correct for _, one in scores.values()]).double()
+    correct = torch.stack([one.correct for *_, one in scores]).double()
     std_images = correct.mean(0).std().item()
-    rows = []
-    for name, (count, one) in scores.items():
-        rows.append(_row(cell, name, count, split, one, std_images))
+    rows = [_row(cell, name, count, split, one, std_images) for name, count, one in scores]
     if mixed and not exhaustive:
         ends = (0, 0) if order == "arbitrary" else None
-        many, count = _draw_mixed(whole, kept_layers(keep, order), pool, ends, keep, config)
+        many, count = _draw_mixed(len(whole), kept_layers(keep, order), pool, ends, keep, config)
         one = run(whole, many)
         kind = "Latin" if options.per == "latin" and ends else "one a sample"
         std_images = one.correct.double().std().item()
@@ -148,7 +108,7 @@ def evaluate_cell(
 
 
 def _draw_mixed(
-    split: Split,
+    images: int,
     sampler: Sampler,
     pool: tuple[int, ...],
     ends: tuple[int, int] | None,
@@ -161,7 +121,7 @@ def _draw_mixed(
     seeds counts the routes').
 
     Args:
-        split: its images run along the routes.
+        images: how many there are.
         sampler: draws a route of places in the pool for each image.
         pool: the layers.
         ends: layers that the sampler leaves in place at either end. Under ``per: latin`` such a
@@ -172,22 +132,22 @@ def _draw_mixed(
     options = config.options
     rng = generator("samples", options.seed, config.seed, len(pool))
     if options.per != "latin" or not ends:
-        table = per_sample(sampler, rng, len(pool), len(split))
+        table = per_sample(sampler, rng, len(pool), images)
         layers = np.array([*pool, ENDED])  # at -1 stands what fills a row
-        return RouteTable(layers[table]), len(split)
+        return RouteTable(layers[table]), images
     batches = []
     count = 0
-    for start in range(0, len(split), options.batch_size):
+    for start in range(0, images, options.batch_size):
         drawn = latin(rng, len(pool), *ends, keep).routes
         batches.append(Latin(tuple(tuple(pool[place] for place in route) for route in drawn)))
-        count += min(len(drawn), len(split) - start, options.batch_size)
+        count += min(len(drawn), images - start, options.batch_size)
     return InTurn(batches, options.batch_size), count
 
 
 def _row(cell: Cell, name: str, count: int, split: Split, one: Score, std_images: float) -> tuple:
     numbers = (one.accuracy, one.loss, one.position_accuracy, std_images)
     rounded = [None if value is None else round(value, 6) for value in numbers]
-    return (cell.keep, cell.choose, cell.order, name, count, len(split), *rounded)
+    return (*cell[:3], name, count, len(split), *rounded)
 
 
 def _name(route: Route) -> str:
@@ -199,15 +159,12 @@ def evaluate_sampler(
     model: RoutedModel, split: Split, spec: Spec, config: EvalConfig, execution: Execution
 ) -> tuple:
     """Evaluate a sampler in one pass in which every image, or its group, has a route of its own."""
-    batch_size = config.options.batch_size
-    sampler = make_sampler(spec)
     pool = tuple(range(model.num_layers))
-    routes, _ = _draw_mixed(split, sampler, pool, latin_ends(spec), None, config)
-    table = routes.rows(len(split))  # (n, L)
-    layers = [tuple(route[route >= 0].tolist()) for route in table]
-    distance = np.mean([kendall_distance(route) for route in layers]).item()
-    length = np.mean([len(route) for route in layers]).item()
-    one = score(model, split, routes, batch_size, execution)
+    routes, _ = _draw_mixed(len(split), make_sampler(spec), pool, latin_ends(spec), None, config)
+    layers = [route[route != ENDED].tolist() for route in routes.rows(len(split))]
+    distance = np.mean(list(map(kendall_distance, layers))).item()
+    length = np.mean(list(map(len, layers))).item()
+    one = score(model, split, routes, config.options.batch_size, execution)
     numbers = (round(distance, 3), round(length, 3), len(split))
     return (sampler_name(spec), *numbers, round(one.accuracy, 6), round(one.loss, 6))
 
@@ -228,12 +185,15 @@ def evaluate(
     whole = open_split(config, data, "validation", model)
     part = open_split(config, data, "validation", model, options.images)
     rows = []
-    for keep, same_keep in groupby(cells(model.num_layers, config), attrgetter("keep")):
+    measured = cells(model.num_layers, config.variant, options, config.misled)
+    for keep, same_keep in groupby(measured, attrgetter("keep")):
         for cell in same_keep:
             rows += evaluate_cell(model, whole, part, cell, config, execution)
         report({"cell": f"{keep} layers kept"})
-    fitting = [spec for spec in options.samplers if limit(spec, model.num_layers) is None]
-    sampled = [evaluate_sampler(model, whole, spec, config, execution) for spec in fitting]
+    sampled = []
+    for spec in options.samplers:
+        if limit(spec, model.num_layers) is None:
+            sampled.append(evaluate_sampler(model, whole, spec, config, execution))
     report({"cell": f"{len(sampled)} samplers"})
     write_rows(folder / ROWS, COLUMNS, rows)
     write_rows(folder / SAMPLER_ROWS, SAMPLER_COLUMNS, sampled)

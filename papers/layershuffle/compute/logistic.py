@@ -59,8 +59,8 @@ def evaluate(
         answers[:, regression.classes_] = regression.predict_proba(images)
     correct = answers.argmax(axis=1) == labels
     loss = log_loss(labels, answers, labels=range(answers.shape[1]))
-    numbers = [correct.mean(), loss, None, correct.std(ddof=1)]
-    rounded = [None if number is None else round(float(number), 6) for number in numbers]
+    numbers = [correct.mean(), loss, np.nan, correct.std(ddof=1)]  # it names no positions
+    rounded = [round(float(number), 6) for number in numbers]
     name = f"C = {regression.C:g}"
     write_rows(folder / ROWS, COLUMNS, [(0, ALL, "sequential", name, 1, len(labels), *rounded)])
     report({"cell": name})

@@ -1,6 +1,8 @@
 """The jobs of stages `prune-eval` and `analysis`. No torch here."""
 
-from lsvit.routes import ORDERS, count_routes
+from itertools import product
+
+from papers.layershuffle.compute.cells import cells
 from papers.layershuffle.section import (
     LOGISTIC,
     MISLED,
@@ -12,7 +14,6 @@ from papers.layershuffle.section import (
 )
 from pipeline.config.paper import Work
 from pipeline.config.params import Params
-from pipeline.config.samplers import ORDERLESS
 from pipeline.config.variant import PLAIN, PRETRAINED
 from pipeline.jobs.files import JUDGES, read_meta
 from pipeline.jobs.job import Job
@@ -40,32 +41,28 @@ class Evaluations(Plan):
         """Make the jobs, by protocol, variant and seed."""
         jobs = {}
         for variant, made in self.params.all_variants.items():
-            for seed in self.seeds:
-                for protocol in self.protocols:
-                    key = (protocol, variant, seed)
-                    jobs[key] = self.evaluate(*key)
-                    if made.position.encode:
-                        jobs[protocol, variant + MISLED, seed] = self.evaluate(*key, misled=True)
+            titles = [variant]
+            if made.position.encode:
+                titles.append(variant + MISLED)
+            for seed, protocol in product(self.seeds, self.protocols):
+                for title in titles:
+                    misled = title != variant
+                    jobs[protocol, title, seed] = self.evaluation(
+                        EVALUATE,
+                        EvalConfig,
+                        variant,
+                        seed,
+                        weights=self.weights_of(variant, seed, JUDGES[protocol]),
+                        title=title,
+                        total=2 if misled else len(self.options.keep) + 1,
+                        options=self.options.of(variant),
+                        seed=seed,
+                        misled=misled,
+                    )
         if self.options.logistic:
-            for protocol in self.protocols:
-                for seed in self.seeds:
-                    jobs[protocol, LOGISTIC, seed] = self.regress()
+            for protocol, seed in product(self.protocols, self.seeds):
+                jobs[protocol, LOGISTIC, seed] = self.regress()
         return jobs
-
-    def evaluate(self, protocol: str, variant: str, seed: int, misled: bool = False) -> Job:
-        """Make the job that evaluates a trained model."""
-        return self.evaluation(
-            EVALUATE,
-            EvalConfig,
-            variant,
-            seed,
-            weights=self.weights_of(variant, seed, JUDGES[protocol]),
-            title=variant + MISLED if misled else variant,
-            total=2 if misled else len(self.options.keep) + 1,
-            options=self.options.of(variant),
-            seed=seed,
-            misled=misled,
-        )
 
     def regress(self) -> Job:
         """Make the job of the logistic regression."""
@@ -82,21 +79,20 @@ class Analyses(Plan):
 
     def jobs(self) -> dict[tuple[str, int], Job]:
         """Make the jobs, by variant and seed."""
-        models = {(PRETRAINED, seed): self.start(seed) for seed in self.params.starts}
-        for variant in self.options.variants:
-            models |= {(variant, seed): self.weights_of(variant, seed) for seed in self.seeds}
         jobs = {}
-        for (variant, seed), weights in models.items():
-            jobs[variant, seed] = self.evaluation(
-                ANALYSE,
-                AnalysisConfig,
-                variant,
-                seed,
-                weights=weights,
-                total=2,
-                options=self.options,
-                precision=self.precision(),
-            )
+        for variant in (PRETRAINED, *self.options.variants):
+            is_start = variant == PRETRAINED
+            for seed in self.params.starts if is_start else self.seeds:
+                jobs[variant, seed] = self.evaluation(
+                    ANALYSE,
+                    AnalysisConfig,
+                    variant,
+                    seed,
+                    weights=self.start(seed) if is_start else None,
+                    total=2,
+                    options=self.options,
+                    precision=self.precision(),
+                )
         return jobs
 
 
@@ -108,23 +104,13 @@ def list_work(params: Params, num_layers: int) -> list[Work]:
     for name, variant in params.all_variants.items():
         options = params.resolve(PruneEval).of(name)
         layers = variant.layers or num_layers
-        only_all = variant.layers or variant.route in ORDERLESS
-        keeps = {layers} if only_all else {*options.keep, layers}
         passes = [layers] * len(options.samplers)
-        for keep in keeps:
-            for choose in options.choose if keep < layers else ["random"]:
-                pool = layers if choose == "random" else keep
-                for order in ORDERS:
-                    routes = 1
-                    if variant.route not in ORDERLESS:
-                        routes = count_routes(pool, keep, order)
-                    passes += [keep] * min(routes, options.orders)
+        for cell in cells(layers, variant, options):
+            passes += [cell.keep] * min(cell.routes, options.orders)
         works.append(
             Work("prune-eval", "", seeds, preset, variant, passes=passes, images=options.images)
         )
     analysis = params.resolve(Analysis)
     models = len(params.starts) + len(analysis.variants) * seeds
-    return [
-        *works,
-        Work("analysis", "", models, preset, passes=[num_layers], images=analysis.images),
-    ]
+    works.append(Work("analysis", "", models, preset, passes=[num_layers], images=analysis.images))
+    return works

@@ -35,15 +35,11 @@ def protocol_rows(
     Returns:
         A row a (protocol, variant, seed).
     """
-    frames = [
-        seed_means(frame).reset_index().assign(protocol=protocol)
-        for protocol, frame in rows.items()
-    ]
-    table = pd.concat(frames, ignore_index=True)
-    trained = {variant for _, variant, _ in epochs}
-    table = table[table["variant"].isin(trained)].reset_index(drop=True)
-    table["epoch"] = [epochs[c.protocol, c.variant, c.seed] for c in table.itertuples()]
-    return table[["protocol", "variant", "seed", "epoch", *ORDERS]].round(6)
+    keys = ["protocol", "variant", "seed"]
+    means = pd.concat({protocol: seed_means(frame) for protocol, frame in rows.items()})
+    trained = pd.Series(epochs, name="epoch").rename_axis(keys)
+    table = means.rename_axis(keys).join(trained, how="inner").reset_index()
+    return table[[*keys, "epoch", *ORDERS]].round(6)
 
 
 def table_metrics(rows: pd.DataFrame) -> dict[str, dict[str, float]]:
@@ -52,15 +48,10 @@ def table_metrics(rows: pd.DataFrame) -> dict[str, dict[str, float]]:
     Models that predict positions also have `position_accuracy`, under arbitrary orders.
     """
     full = mean_rows(rows[rows["keep"] == rows.groupby("variant")["keep"].transform("max")])
-    metrics: dict[str, dict[str, float]] = {}
-    for (variant, order), group in full.groupby(["variant", "order"], sort=False):
-        values = metrics.setdefault(str(variant), {})
-        values[str(order)] = round(
-            float(group.groupby("seed", sort=False)["accuracy"].mean().mean()), 6
-        )
-        if order == "arbitrary" and group["position_accuracy"].notna().any():
-            values["position_accuracy"] = round(float(group["position_accuracy"].mean()), 6)
-    return metrics
+    arbitrary = full[full["order"] == "arbitrary"]
+    table = seed_means(rows).groupby("variant", sort=False).mean()
+    table["position_accuracy"] = arbitrary.groupby("variant")["position_accuracy"].mean()
+    return {variant: values.dropna().to_dict() for variant, values in table.round(6).iterrows()}
 
 
 def summarise_analysis(
@@ -70,24 +61,21 @@ def summarise_analysis(
 
     Each seed's value stands beside it, with its standard error over the images.
     """
-    rows = []
+    models: dict[str, Any] = {}
     for (name, seed), values in numbers.items():
         for number, value in values.items():
-            rows.append({"name": name, "seed": str(seed), "number": number, **value})
-    models: dict[str, Any] = {}
-    for (name, number), group in pd.DataFrame(rows).groupby(["name", "number"], sort=False):
-        models.setdefault(str(name), {})[str(number)] = {
-            "mean": round(float(group["value"].mean()), 6),
-            "std": _number(group["value"].std()),
-            "n": len(group),
-            "seeds": dict(zip(group["seed"], group["value"], strict=True)),
-            "errors": dict(zip(group["seed"], group["error"], strict=True)),
-        }
+            models.setdefault(name, {}).setdefault(number, {})[str(seed)] = value
+    for of_model in models.values():
+        for number, seeds in of_model.items():
+            table = pd.DataFrame(seeds).T  # a row a seed: value, error
+            of_model[number] = {
+                "mean": round(table["value"].mean(), 6),
+                "std": round(table["value"].std(), 6) if len(table) > 1 else None,
+                "n": len(table),
+                "seeds": table["value"].to_dict(),
+                "errors": table["error"].to_dict(),
+            }
     return {"layer": options.layer, "images": options.images, "models": models}
-
-
-def _number(value: float) -> float | None:
-    return None if pd.isna(value) else round(float(value), 6)
 
 
 def keep_evaluations(plan: Evaluations, jobs: dict[tuple[str, str, int], Job]) -> None:
@@ -95,21 +83,20 @@ def keep_evaluations(plan: Evaluations, jobs: dict[tuple[str, str, int], Job]) -
     metrics.json (means) and what the report runs live."""
     params = plan.params
     rows = {}
+    epochs = {}
     for protocol in plan.protocols:
         own_jobs = {key[1:]: job for key, job in jobs.items() if key[0] == protocol}
         rows[protocol] = plan.gather(own_jobs)
+        trained = {key: job for key, job in own_jobs.items() if key[0] in params.all_variants}
+        for variant, seed in trained:
+            history = read_json(plan.weights_of(variant, seed).parent / HISTORY, list)
+            best = kept_epoch(history, params.all_variants[variant].route, JUDGES[protocol])
+            epochs[protocol, variant, seed] = int(best["epoch"])
         if protocol == params.protocol:
-            write_results(rows[protocol], RESULTS / "prune_eval.csv")
-            sampled = {key: job for key, job in own_jobs.items() if key[0] in params.all_variants}
-            write_results(plan.gather(sampled, SAMPLER_ROWS), RESULTS / "samplers.csv")
-    trained = [key for key in jobs if key[1] in params.all_variants]
-    epochs = {}
-    for protocol, variant, seed in trained:
-        history = read_json(plan.weights_of(variant, seed).parent / HISTORY, list)
-        best = kept_epoch(history, params.all_variants[variant].route, JUDGES[protocol])
-        epochs[protocol, variant, seed] = int(best["epoch"])
+            write_results(plan.gather(trained, SAMPLER_ROWS), RESULTS / "samplers.csv")
     write_results(protocol_rows(rows, epochs), RESULTS / "protocols.csv")
     chosen = rows[params.protocol]
+    write_results(chosen, RESULTS / "prune_eval.csv")
     # Without the controls that a scale adds.
     chosen = chosen[chosen["variant"].isin([BASELINE, *params.variants])]
     write_json(RESULTS / "metrics.json", table_metrics(chosen))
@@ -137,9 +124,8 @@ def describe_cell(plan: Evaluations) -> dict[str, Any]:
 def keep_analyses(plan: Analyses, jobs: dict[tuple[str, int], Job]) -> None:
     """Write outs/analysis/<model>.npz and results/analysis.json (mean and std over the seeds)."""
     OUT.mkdir(parents=True, exist_ok=True)
+    numbers = {}
     for (name, seed), job in jobs.items():
         shutil.copyfile(job.folder / ARRAYS, OUT / f"{name}_seed_{seed}.npz")
-    numbers = {}
-    for key, job in jobs.items():
-        numbers[key] = read_json(job.folder / ANALYSIS_NUMBERS)
+        numbers[name, seed] = read_json(job.folder / ANALYSIS_NUMBERS)
     write_json(RESULTS / "analysis.json", summarise_analysis(numbers, plan.options))

@@ -12,7 +12,6 @@ from papers.layershuffle.compute.analysis import (
     contribution_numbers,
     project,
     tell_positions,
-    tell_positions_linearly,
 )
 from papers.layershuffle.compute.rows import summarise_analysis
 from pipeline.config.params import Params
@@ -35,9 +34,9 @@ def test_whole_outputs_tell_what_a_class_hides_from_neighbours() -> None:
     classes = 20 * rng.normal(size=(10, 30))[rng.integers(0, 10, 600)]
     vectors = classes + rng.normal(size=(600, 30))
     vectors[:, 0] = positions + rng.normal(size=600)
-    told = tell_positions_linearly(vectors.astype(np.float32), positions)
+    told = tell_positions(vectors.astype(np.float32), positions, linear=True)
     assert 0.85 < r2_score(positions, told) < 1
-    assert r2_score(positions, tell_positions_linearly(classes, positions)) < 0.1
+    assert r2_score(positions, tell_positions(classes, positions, linear=True)) < 0.1
 
 
 def test_detached_points_are_told_from_those_among_others() -> None:

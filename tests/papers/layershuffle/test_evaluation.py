@@ -16,8 +16,9 @@ from lsvit.routes import OneRoute, RouteTable, arbitrary, generator
 from papers import Variant
 from papers.exits.section import ExitHeads
 from papers.layershuffle.compute import analysis, evaluation, logistic
-from papers.layershuffle.compute.analysis import Contributions, record
-from papers.layershuffle.compute.evaluation import cells, choose_layers, mislead
+from papers.layershuffle.compute.analysis import Recording, record
+from papers.layershuffle.compute.cells import cells, choose_layers
+from papers.layershuffle.compute.evaluation import mislead
 from papers.layershuffle.compute.plan import Evaluations
 from papers.layershuffle.section import (
     SAMPLER_ROWS,
@@ -147,7 +148,8 @@ def test_wrong_positions_are_told(params: Params, configured: Configured, prepar
     for table, right in zip(model.position["encode"].embeddings, before, strict=True):
         for depth in range(4):
             assert torch.equal(table.weight[depth], right[(depth + 2) % 4])
-    assert {cell.keep for cell in cells(4, config)} == {4}
+    misled = cells(4, config.variant, config.options, misled=True)
+    assert {cell.keep for cell in misled} == {4}
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -340,12 +342,12 @@ def test_a_contribution_is_that_to_what_is_classified(family: str) -> None:
     """How far a layer moves the class token or the mean of all tokens, for its samples."""
     model = RoutedModel(small(**FAMILIES[family]))
     before, after = torch.randn(2, 2, 7, 16)
-    contributions = Contributions(model, 3)
-    contributions(0, 2, before, after, torch.tensor([2, 0]))
+    recording = Recording(model, 1, 3)
+    recording(0, 2, before, after, torch.tensor([2, 0]))
     change = (after - before)[:, 0] if model.has_class_token else after.mean(1) - before.mean(1)
     expected = torch.zeros(3, 4)
     expected[[2, 0], 2] = change.norm(dim=1)
-    assert torch.allclose(contributions.norms, expected, atol=1e-6)
+    assert torch.allclose(recording.norms, expected, atol=1e-6)
 
 
 def test_recording_drops_nothing(configured: Configured, prepared: Path, weights: Path) -> None:

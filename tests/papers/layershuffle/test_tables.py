@@ -81,10 +81,12 @@ def test_protocols_are_compared_seed_by_seed(rows: pd.DataFrame, tmp_path: Path)
             epochs["paper", variant, seed] = 3
             epochs["heldout", variant, seed] = 2 if variant == "ls" and seed < 2 else 3
     table = protocol_rows({"paper": rows, "heldout": heldout}, epochs)
-    compared = compare_protocols(table).set_index(["order", "variant"])
-    assert compared.loc["arbitrary", "ls"]["difference"] == pytest.approx(-0.01)
-    assert compared.loc["arbitrary", "ls"]["other_epoch"] == 2
-    assert compared.loc["arbitrary", "baseline"]["difference"] == 0
+    texts, worst = compare_protocols(table)
+    compared = pd.DataFrame(texts).set_index(["order", "variant"])
+    assert compared.loc["arbitrary", "LS"]["heldout - paper"] == "-1.00"
+    assert compared.loc["arbitrary", "LS"]["seeds with another epoch"] == "2 of 5"
+    assert compared.loc["arbitrary", "baseline"]["heldout - paper"] == "+0.00"
+    assert worst == pytest.approx(0.01)
     write_protocols(table, tmp_path)
     assert "1.00 points" in (tmp_path / "protocols.md").read_text()
 
