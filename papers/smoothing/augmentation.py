@@ -118,19 +118,15 @@ def mix_patches(
     Returns:
         The mixed images, shares of the classes as labels, and `patch_labels` (B, h w).
     """
-    height, width = grid
     # Every pixel of an image holds the image's number: after CutMix it tells where it comes from.
     numbers = torch.arange(len(images), dtype=torch.float32).view(-1, 1, 1, 1)
     drawn, _ = CutMix(alpha=alpha, num_classes=num_classes)(
-        numbers.expand(-1, 1, *images.shape[-2:]), labels.cpu()
+        numbers.expand(-1, 1, *images.shape[2:]), labels.cpu()
     )
-    source = interpolate(drawn, grid, mode="nearest-exact").long()[:, 0]  # (B, h, w)
-    source = source.to(images.device)
-    tiles = images.unflatten(2, (height, -1)).unflatten(4, (width, -1))
-    tiles = tiles.permute(0, 2, 4, 1, 3, 5)  # (B, h, w, C, H / h, W / w)
-    rows = torch.arange(height, device=images.device).view(-1, 1)
-    columns = torch.arange(width, device=images.device)
-    mixed = tiles[source, rows, columns].permute(0, 3, 1, 4, 2, 5).reshape(images.shape)
-    patch_labels = labels[source.flatten(1)]  # (B, h w)
+    patches = interpolate(drawn, grid, mode="nearest-exact")  # (B, 1, h, w)
+    pixels = interpolate(patches, images.shape[2:], mode="nearest-exact")  # (B, 1, H, W)
+    source = pixels.long().to(images.device).expand_as(images)
+    mixed = images.gather(0, source)
+    patch_labels = labels[patches.long().flatten(1).to(labels.device)]  # (B, h w)
     shares = one_hot(patch_labels, num_classes).float().mean(1)
     return Batch(mixed, shares, {"patch_labels": patch_labels})

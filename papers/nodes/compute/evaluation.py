@@ -67,12 +67,9 @@ def evaluate(
                 table, answered = routes_of_images(
                     run, len(split), options.micro_batch, model.num_layers
                 )
-                right = answered  # none, unless a micro-batch was answered
-                if answered.any():
-                    routes = RouteTable(table)
-                    correct = score(model, split, routes, options.batch_size, execution).correct
-                    right = correct.numpy() & answered
-                row = summary(run, options, right, answered)
+                routes = RouteTable(table)
+                correct = score(model, split, routes, options.batch_size, execution).correct
+                row = summary(run, options, correct.numpy() & answered, answered)
                 rows.append((nodes, replication, name, fault.gone, *row))
         report({"cell": f"{nodes} nodes"})
     write_rows(folder / ROWS, COLUMNS, rows)

@@ -285,7 +285,9 @@ class Client(Known):
             if isinstance(step, Wait):
                 heard = yield Step(journey, None, step.until)
             else:
-                asked = self._count(step)
+                asked = self.now()
+                self.due[step.node] = asked + self.expected(step.node)
+                self.waiting[step.node] += 1
                 until = min(step.until + self.options.hop, journey.end)
                 heard = yield Step(journey, None if onward else step, until)
                 self._learn(step, asked, heard, whole=asked < until < journey.end)
@@ -327,22 +329,14 @@ class Client(Known):
                     continue
             if found and (journey.policy == "any" or self.expected(found[0][0]) <= left):
                 return journey, self._send(*found[self.rng.integers(len(found))], journey)
-            resting = [
-                self.until[node]
-                for layer in layers
-                for node in self.holders[layer]
-                if self.until[node] > self.now()
+            asked_again = {self.until[node] for layer in layers for node in self.holders[layer]}
+            in_time = [
+                until
+                for until in asked_again
+                if until > self.now() and until + self.options.service < journey.end
             ]
-            in_time = [until for until in resting if until + self.options.service < journey.end]
             return journey, Wait(min(in_time)) if in_time else None
         return journey, None
-
-    def _count(self, step: Send) -> float:
-        """Remember that a node has a micro-batch more. Returns when that was."""
-        now = self.now()
-        self.due[step.node] = now + self.expected(step.node)
-        self.waiting[step.node] += 1
-        return now
 
     def _learn(self, step: Send, asked: float, heard: News | Send | None, whole: bool) -> None:
         """Update what is known of a node that was asked.

@@ -44,18 +44,16 @@ def absences(fault: Fault, service: float, rng: np.random.Generator) -> Iterator
         long = scale * rng.gamma(1 + 1 / fault.shape) ** (1 / fault.shape)
         return factor * long * rng.random()
 
-    now = 0.0
     if rng.random() < fault.away:
-        now = rest(1.0)
-        yield Absence(0.0, now)
-        now += longer * scale * rng.weibull(fault.shape)
+        start = 0.0
+        end = rest(1.0)
     else:
-        now = rest(longer)
+        start = rest(longer)
+        end = start + scale * rng.weibull(fault.shape)
     while True:
-        start = now
-        now += scale * rng.weibull(fault.shape)
-        yield Absence(start, now)
-        now += longer * scale * rng.weibull(fault.shape)
+        yield Absence(start, end)
+        start = end + longer * scale * rng.weibull(fault.shape)
+        end = start + scale * rng.weibull(fault.shape)
 
 
 class Troubles(NamedTuple):
@@ -81,13 +79,11 @@ class Node:
     """A simulated node.
 
     Args:
-        env: of the simulation.
         service: seconds for one layer of one micro-batch, all in all.
         away: when it is away.
     """
 
-    def __init__(self, env: simpy.Environment, service: float, away: Iterator[Absence]) -> None:
-        self.env = env
+    def __init__(self, service: float, away: Iterator[Absence]) -> None:
         self.service = service
         self.away = away
         self.absence = next(away, Absence(FOREVER, FOREVER))
@@ -140,7 +136,7 @@ class World:
         self.nodes = []
         for node, away in enumerate(self.troubles.away):
             times = fault.slow if node == self.troubles.slow else 1
-            self.nodes.append(Node(self.env, options.service * times + options.handling, away))
+            self.nodes.append(Node(options.service * times + options.handling, away))
 
     def client(self, holders: Sequence[Sequence[int]], *key: int | str) -> Client:
         """One that knows these nodes."""

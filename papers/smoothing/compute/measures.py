@@ -4,27 +4,24 @@ Source: over-smoothing, "Examining over-smoothness".
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from timm.layers.attention import Attention
 from timm.models.cait import TalkingHeadAttn
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
 from lsvit.routed import RoutedModel, Samples
 from lsvit.routes import Order, arbitrary, generator, per_sample, sequential
 from papers.smoothing.losses import patch_cosine
-from papers.smoothing.section import PROFILE, ProfileConfig
+from papers.smoothing.section import PROFILE, ProfileConfig, SmoothingProfiles
 from pipeline.data.splits import Split
 from pipeline.files import write_json
 from pipeline.models.tokens import check_pairs
 from pipeline.training.devices import Execution, sums_type
 from pipeline.training.scoring import batches_along, open_model, open_split
-
-ATTENTION = (Attention, TalkingHeadAttn)
 
 
 def attention_scores(attention: Any, tokens: Tensor) -> Tensor:
@@ -48,7 +45,7 @@ def attention_scores(attention: Any, tokens: Tensor) -> Tensor:
     return logits.float().softmax(-1)
 
 
-class Smoothness(AbstractContextManager):
+class Smoothness(ExitStack):
     """A tap of patch cosine similarity along a route and of the deviation of attention scores.
 
     Within the context it listens to the inputs of the attention modules and computes their scores
@@ -59,23 +56,19 @@ class Smoothness(AbstractContextManager):
     """
 
     def __init__(self, model: RoutedModel) -> None:
+        super().__init__()
         self.model = model
         # Sum over the images and their number, after so many layers.
         self.cosine: dict[int, tuple[Tensor, int]] = {}
         # The same of the layer run first, second, ...
         self.attention: dict[int, tuple[Tensor, int]] = {}
         self._deviations: dict[Any, Tensor] = {}  # (n,) of the attention modules that ran last
-        self._handles: list[RemovableHandle] = []  # within the context
 
-    def __enter__(self) -> "Smoothness":
+    def __enter__(self) -> Self:
         for module in self.model.backbone.blocks.modules():
-            if isinstance(module, ATTENTION):
-                self._handles.append(module.register_forward_pre_hook(self._listen))
+            if isinstance(module, Attention | TalkingHeadAttn):
+                self.enter_context(module.register_forward_pre_hook(self._listen))
         return self
-
-    def __exit__(self, *error: object) -> None:
-        for handle in self._handles:
-            handle.remove()
 
     def _listen(self, module: Any, inputs: tuple[Any, ...]) -> None:
         prefix = self.model.num_prefix_tokens
@@ -100,11 +93,10 @@ class Smoothness(AbstractContextManager):
             `patch_cosine` after 0, 1, ... layers (L + 1 numbers); `attention_std` of the layers
             run first, second, ... (L; None where a layer has no attention that timm's ViTs share).
         """
-        cosine = {depth: (total / n).item() for depth, (total, n) in self.cosine.items()}
-        attention = {depth: (total / n).item() for depth, (total, n) in self.attention.items()}
+        depths = range(len(self.cosine))
         return {
-            "patch_cosine": [cosine[depth] for depth in range(len(cosine))],
-            "attention_std": [attention.get(depth) for depth in range(len(cosine) - 1)],
+            "patch_cosine": [_mean(self.cosine, depth) for depth in depths],
+            "attention_std": [_mean(self.attention, depth) for depth in depths[:-1]],
         }
 
 
@@ -115,14 +107,19 @@ def _add(sums: dict[int, tuple[Tensor, int]], depth: int, values: Tensor) -> Non
     sums[depth] = total + summed, count + len(values)
 
 
+def _mean(sums: dict[int, tuple[Tensor, int]], depth: int) -> float | None:
+    if depth not in sums:
+        return None
+    total, count = sums[depth]
+    return (total / count).item()
+
+
 @torch.inference_mode()
 def profile(
     model: RoutedModel,
     split: Split,
-    images: int,
-    batch_size: int,
+    options: SmoothingProfiles,
     order: Order,
-    seed: int,
     execution: Execution,
 ) -> dict[str, list[float | None]]:
     """Take the profile, as :class:`Smoothness`, of so many images of a split, always the same.
@@ -130,13 +127,12 @@ def profile(
     In `arbitrary` order each has one of its own.
     """
     model.eval()
-    chosen = torch.from_numpy(split.subset(images))
+    chosen = torch.from_numpy(split.subset(options.images))
     sampler = arbitrary if order == "arbitrary" else sequential
-    routes = torch.from_numpy(
-        per_sample(sampler, generator("profiles", seed), model.num_layers, len(chosen))
-    )
+    routes = per_sample(sampler, generator("profiles", options.seed), model.num_layers, len(chosen))
+    batches = batches_along(split, chosen, torch.from_numpy(routes), options.batch_size)
     with Smoothness(model) as found, execution.context():
-        for _, batch, _, route in batches_along(split, chosen, routes, batch_size):
+        for _, batch, _, route in batches:
             model.tokens(batch, route, [found])
     return found.profile()
 
@@ -160,9 +156,6 @@ def measure(
     model, execution = open_model(config, data, weights)
     check_pairs(model.backbone, "smoothing")
     split = open_split(config, data, "train", model)
-    options = config.options
-    found = profile(
-        model, split, options.images, options.batch_size, config.order, options.seed, execution
-    )
+    found = profile(model, split, config.options, config.order, execution)
     write_json(folder / PROFILE, found)
     report({"text": f"runs on {execution}"})

@@ -150,11 +150,13 @@ def test_profile_of_a_split(train_config: Config, prepared: Path, order: Any) ->
             own_route = route if order == "arbitrary" else range(4)
             profiles.append(by_hand(model, image, own_route))
     for batch_size in (9, 4):
-        found = profile(model, split, 9, batch_size, order, 5, execution)
+        options = SmoothingProfiles(images=9, batch_size=batch_size, seed=5)
+        found = profile(model, split, options, order, execution)
         cosines, deviations = (mean_by_depth(list(lists)) for lists in zip(*profiles, strict=True))
         assert found["patch_cosine"] == pytest.approx(cosines, abs=1e-5)
         assert found["attention_std"] == pytest.approx(deviations, abs=1e-6)
-    others = profile(model, split, 9, 4, order, 6, execution)
+    options = SmoothingProfiles(images=9, batch_size=4, seed=6)
+    others = profile(model, split, options, order, execution)
     assert (others == found) == (order == "sequential")
 
 
