@@ -45,17 +45,14 @@ class SmoothingTraining(Extension):
 
     def objectives(self, model: RoutedModel, objectives: list[Objective]) -> list[Objective]:
         """Add the losses."""
-        if self.losses == Losses():
-            return objectives
-        return [*objectives, SmoothingLoss(self.losses)]
+        return objectives if self.losses == Losses() else [*objectives, SmoothingLoss(self.losses)]
 
     def augmentation(self, model: RoutedModel, split: Split) -> Augment | None:
         """What the recipe does to images and labels."""
-        others = self.recipe.without("repeats").without("drop_path")
-        if others == Recipe():
+        if self.recipe.without("repeats").without("drop_path") == Recipe():
             return None
-        grid = token_shape(model.backbone).grid if others.cutmix else (1, 1)
-        return Augmentation(others, model.backbone.num_classes, grid, split)
+        grid = token_shape(model.backbone).grid if self.recipe.cutmix else (1, 1)
+        return Augmentation(self.recipe, model.backbone.num_classes, grid, split)
 
 
 class FirstTokens:
@@ -70,11 +67,6 @@ class FirstTokens:
         """See :class:`lsvit.routed.Tap`."""
         if depth == 0:
             self.groups.append((samples, after))
-
-    @property
-    def tokens(self) -> Tensor:
-        """(B, N, D), in the batch's order."""
-        return in_batch_order(self.groups)
 
 
 class SmoothingLoss:
@@ -94,17 +86,16 @@ class SmoothingLoss:
     def terms(self, forward: ForwardPass, taps: Sequence[Any]) -> Terms:
         """One term a loss."""
         model: Any = forward.model
-        batch = forward.batch
         terms: Terms = {}
         late = model.patches(model.backbone.norm(forward.state))
         if cosine := self.losses.cosine:
             terms["cosine_loss"] = cosine.weight, patch_cosine(late).mean()
         if contrastive := self.losses.contrastive:
-            early = model.patches(taps[0].tokens)
+            early = model.patches(in_batch_order(taps[0].groups))
             loss = patch_contrastive(early, late, contrastive.normalize)
             terms["contrastive_loss"] = contrastive.weight, loss
         if mixing := self.losses.mixing:
-            labels = batch.extras.get("patch_labels", batch.labels)
+            labels = forward.batch.extras.get("patch_labels", forward.batch.labels)
             loss = patch_classification(model.patch_head(late), labels)
             terms["mixing_loss"] = mixing.weight, loss
         return terms
