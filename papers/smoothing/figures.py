@@ -53,23 +53,25 @@ class Measure(NamedTuple):
     title: str
 
 
-COSINE = Measure(
-    column="patch_cosine",
-    name="patch cosine similarity",
-    caption="cosine similarity of an image's patches, mean over all pairs",
-    part="a",
-    figure="smoothing_cosine",
-    title="Over-smoothing, patch cosine",
+MEASURES = (
+    Measure(
+        column="patch_cosine",
+        name="patch cosine similarity",
+        caption="cosine similarity of an image's patches, mean over all pairs",
+        part="a",
+        figure="smoothing_cosine",
+        title="Over-smoothing, patch cosine",
+    ),
+    Measure(
+        column="attention_std",
+        name="std of attention",
+        caption="standard deviation of a patch's softmax attention scores, "
+        "mean over patches and heads",
+        part="b",
+        figure="smoothing_attention",
+        title="Over-smoothing, attention",
+    ),
 )
-ATTENTION = Measure(
-    column="attention_std",
-    name="std of attention",
-    caption="standard deviation of a patch's softmax attention scores, mean over patches and heads",
-    part="b",
-    figure="smoothing_attention",
-    title="Over-smoothing, attention",
-)
-MEASURES = (COSINE, ATTENTION)
 
 
 def draw(results: Results, params: Params) -> dict[str, str]:

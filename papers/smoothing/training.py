@@ -1,13 +1,14 @@
 """What the keys `losses`, `recipe` and `talking_heads` do to a model and its training."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from lsvit.routed import RoutedModel, Samples, Tap
 from lsvit.taps import in_batch_order
-from papers.smoothing.augmentation import Augmentation
+from papers.smoothing.augmentation import augment
 from papers.smoothing.losses import patch_classification, patch_contrastive, patch_cosine
 from papers.smoothing.section import Losses, Recipe
 from papers.smoothing.talking_heads import use_talking_heads
@@ -52,7 +53,13 @@ class SmoothingTraining(Extension):
         if self.recipe.without("repeats").without("drop_path") == Recipe():
             return None
         grid = token_shape(model.backbone).grid if self.recipe.cutmix else (1, 1)
-        return Augmentation(self.recipe, model.backbone.num_classes, grid, split)
+        return partial(
+            augment,
+            recipe=self.recipe,
+            num_classes=model.backbone.num_classes,
+            grid=grid,
+            split=split,
+        )
 
 
 class FirstTokens:

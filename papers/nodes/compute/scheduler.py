@@ -10,6 +10,7 @@ this scheduler. No torch, no clock and no network here.
 
 import math
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -92,26 +93,21 @@ def place(nodes: int, replication: int, num_layers: int) -> list[list[int]]:
     ]
 
 
+@dataclass(eq=False)
 class Known:
     """What is known of the nodes, and who is asked next. Nodes have it from the client's messages:
     there it is a little old.
-
-    Args:
-        holders: layer -> the nodes that hold it.
-        options: times, patience, limits.
-        now: seconds by the clock, which all have in common.
     """
 
-    def __init__(
-        self, holders: Sequence[Sequence[int]], options: Service, now: Callable[[], float]
-    ) -> None:
-        self.holders = holders
-        self.options = options
-        self.now = now
+    holders: Sequence[Sequence[int]]  # layer -> the nodes that hold it
+    options: Service
+    now: Callable[[], float]  # seconds by the clock, which all have in common
+
+    def __post_init__(self) -> None:
         self.at = -math.inf  # when all this was so
-        known = sorted({node for nodes in holders for node in nodes})
+        known = sorted({node for nodes in self.holders for node in nodes})
         self.ring = {node: place for place, node in enumerate(known)}
-        takes = options.service + options.hop
+        takes = self.options.service + self.options.hop
         self.takes = dict.fromkeys(known, takes)  # seconds for one micro-batch
         self.due = dict.fromkeys(known, 0.0)  # when it should have done all it has
         self.silent = dict.fromkeys(known, 0.0)  # times in a row
@@ -236,25 +232,14 @@ class Known:
         return Send(node, layer, min(self.now() + self._patience(node), journey.end))
 
 
+@dataclass(eq=False)
 class Client(Known):
-    """Who has micro-batches, and learns of the nodes from their news.
+    """Who has micro-batches, and learns of the nodes from their news."""
 
-    Args:
-        holders: layer -> the nodes that hold it.
-        options: times, patience, limits.
-        now: seconds by the clock, which all have in common.
-        rng: chooses among equals.
-    """
+    rng: np.random.Generator  # chooses among equals
 
-    def __init__(
-        self,
-        holders: Sequence[Sequence[int]],
-        options: Service,
-        now: Callable[[], float],
-        rng: np.random.Generator,
-    ) -> None:
-        super().__init__(holders, options, now)
-        self.rng = rng
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.waiting = dict.fromkeys(self.takes, 0)  # own micro-batches at the node
         self.last = dict.fromkeys(self.takes, 0.0)  # when it answered last
 
