@@ -39,7 +39,6 @@ LOOKS: dict[str, Look] = {  # of trainings by their losses, and of random initia
     UNTRAINED: {"label": "untrained", "color": GREY, "linestyle": "--"},
 }
 THIN: Look = {"linewidth": 1, "elinewidth": 0.7, "markersize": 3}
-EXECUTED = "layers executed"
 
 
 class Measure(NamedTuple):
@@ -120,7 +119,7 @@ def draw_depths(
         draw_lines(axis, models, "layer", column, "losses", LOOKS, factor=1, **THIN)
         axis.set(title=f"{depth} layers", ylabel=measure.name)
         axis.locator_params(axis="x", integer=True)
-    axes[-1, 0].set(xlabel=EXECUTED)
+    axes[-1, 0].set(xlabel="layers executed")
     figures.finish(figure, measure.figure)
     reference = ""
     if len(untrained):
@@ -157,7 +156,7 @@ def draw_orders(figures: Figures, rows: pd.DataFrame, images: int) -> str:
             draw_means(axis, means, **THIN, **in_order(looks[variant], order))
         axis.set(ylabel=measure.name)
         axis.locator_params(axis="x", integer=True)
-    axes[-1, 0].set(xlabel=EXECUTED)
+    axes[-1, 0].set(xlabel="layers executed")
     figures.finish(figure, "smoothing_orders", columns=2)
     return CAPTIONS["orders"].format(
         names=name_models(rows),

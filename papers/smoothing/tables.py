@@ -20,8 +20,6 @@ YES = "yes"
 CAPTIONS = read_captions(__file__)
 PUBLISHED = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text("utf-8"))
 TABLE1: dict[str, float] = PUBLISHED["table1"]
-DEEPER = "deeper"  # Table 4's last row, which removes nothing
-PUBLISHED_DEPTHS = (12, 24)
 
 
 def smoothing_numbers(rows: pd.DataFrame) -> pd.DataFrame:
@@ -50,7 +48,7 @@ def is_plain(numbers: pd.DataFrame) -> pd.Series:
 def find_depths(numbers: pd.DataFrame) -> tuple[int, ...]:
     """The depths of plain models, ascending; the published ones if there are none."""
     depths = numbers.loc[is_plain(numbers), "num_layers"].unique()
-    return tuple(sorted(map(int, depths))) or PUBLISHED_DEPTHS
+    return tuple(sorted(depths)) or (12, 24)
 
 
 def match_depths(numbers: pd.DataFrame) -> dict[int, int | None]:
@@ -145,7 +143,7 @@ def recipe_table(numbers: pd.DataFrame, best: str) -> pd.DataFrame:
     for changed, published in PUBLISHED["table4"].items():
         title = published["title"]
         depth = depths[12]
-        if changed == DEEPER:
+        if changed == "deeper":  # which removes nothing
             depth = depths[24]
             changed = NONE
             if depth not in (None, 24):

@@ -291,8 +291,8 @@ class Client(Known):
         """
         if isinstance(heard, Send):
             return heard == step.send
-        known = {heard.node} | ({heard.onward.node} if heard.onward else set())
-        return len(heard.route) > len(step.journey.route) and known <= self.takes.keys()
+        nodes = {heard.node, heard.onward.node if heard.onward else heard.node}
+        return len(heard.route) > len(step.journey.route) and nodes <= self.takes.keys()
 
     def _next(self, journey: Journey) -> tuple[Journey, Send | Wait | None]:
         """Choose what the client does where no node goes on.

@@ -35,8 +35,8 @@ def attention_scores(attention: Any, tokens: Tensor) -> Tensor:
     Returns:
         (B, heads, N, N), rows sum to 1.
     """
-    qkv = attention.qkv(tokens).unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
-    q, k = qkv[0], qkv[1]
+    qkv = attention.qkv(tokens).unflatten(-1, (3, attention.num_heads, -1))
+    q, k, _ = qkv.permute(2, 0, 3, 1, 4)
     if isinstance(attention, TalkingHeadAttn):
         products = (q * attention.scale @ k.transpose(-2, -1)).permute(0, 2, 3, 1)
         logits = attention.proj_l(products).permute(0, 3, 1, 2)
