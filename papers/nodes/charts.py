@@ -1,6 +1,6 @@
 """What the report shows of layers on nodes that fail."""
 
-from papers.nodes.figures import method, with_nodes_away
+from papers.nodes.figures import with_nodes_away
 from pipeline.report.captions import counted
 from pipeline.report.charts import SPREAD, Chart, Charts, accuracy_lines
 from pipeline.report.results import Results
@@ -11,7 +11,7 @@ DRAWN_FROM = {"nodes": ("nodes.csv",)}  # figures, by the beginnings of their na
 def charts(results: Results) -> Charts:
     """Right answers by share of nodes away, a chart a number of copies."""
     rows = with_nodes_away(results.table("nodes"))
-    methods = [method(results.label(row.variant), row.policy) for row in rows.itertuples()]
+    methods = rows["variant"].map(results.label) + ", " + rows["policy"] + " order"
     shown = []
     for copies, with_copies in rows.assign(method=methods).groupby("replication"):
         title = f"Nodes away, {counted(copies, 'node')} a layer"

@@ -18,11 +18,6 @@ ORDERS: dict[Policy, Look] = {
 BARS = {"capsize": 1.5, "elinewidth": 0.7}
 
 
-def method(label: str, policy: Policy) -> str:
-    """Name a model and how its layers are visited."""
-    return f"{label}, {policy} order"
-
-
 def with_nodes_away(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of nodes.csv with the most nodes, of which none or some are away for good.
 
@@ -33,20 +28,18 @@ def with_nodes_away(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(away=100 * rows["gone"])
 
 
-def draw_away(figures: Figures, rows: pd.DataFrame, chance: float, service: float) -> str:
-    """Draw right answers and images a second by the share of nodes away.
+def draw(results: Results, params: Params) -> dict[str, str]:
+    """Draw right answers and images a second by the share of nodes away, if there are rows.
 
     Each number of copies of a layer has a column.
 
-    Args:
-        figures: saves the figure.
-        rows: nodes.csv.
-        chance: accuracy in % of guessing.
-        service: declared seconds for one layer of one micro-batch.
-
     Returns:
-        The caption.
+        The caption by its title.
     """
+    rows = results.table("nodes")
+    if rows.empty:
+        return {}
+    figures = Figures.of(results, params)
     lines = with_nodes_away(rows)
     methods = list(zip(lines["variant"], lines["policy"], strict=True))
     lines = lines.assign(method=methods)
@@ -65,7 +58,7 @@ def draw_away(figures: Figures, rows: pd.DataFrame, chance: float, service: floa
         draw_lines(below, own_rows, "away", "images_per_s", "policy", ORDERS, factor=1, **BARS)
         above.set(title=f"{counted(count, 'node')} a layer", ylim=(0, 100))
         below.set(xlabel="nodes away (%)", xlim=(-4, 100), ylim=(0, None))
-        draw_chance(above, chance)
+        draw_chance(above, results.chance)
     axes[0, 0].set(ylabel="right of all images (%)")
     axes[1, 0].set(ylabel="answers (images/s)")
     handles = {}
@@ -73,16 +66,9 @@ def draw_away(figures: Figures, rows: pd.DataFrame, chance: float, service: floa
         handles[look["label"]] = Line2D([], [], **look | {"linestyle": "none"})
     handles["chance"] = handles_of(axes[0, 0])["chance"]
     figures.finish(figure, "nodes", handles | handles_of(axes[1, 0]))
-    return CAPTIONS["away"].format(
-        nodes=rows["nodes"].max(), service=service, **describe_rows(rows)
+    caption = CAPTIONS["away"].format(
+        nodes=rows["nodes"].max(),
+        service=params.resolve(Nodes).service.service,
+        **describe_rows(rows),
     )
-
-
-def draw(results: Results, params: Params) -> dict[str, str]:
-    """Draw the figure if its stage has run. Returns captions by title."""
-    rows = results.table("nodes")
-    if rows.empty:
-        return {}
-    figures = Figures.of(results, params)
-    service = params.resolve(Nodes).service.service
-    return {"Layers on nodes": draw_away(figures, rows, results.chance, service)}
+    return {"Layers on nodes": caption}

@@ -14,13 +14,12 @@ from timm.models.cait import TalkingHeadAttn
 from torch import Tensor
 
 from lsvit.routed import RoutedModel, Samples
-from lsvit.routes import Order, arbitrary, generator, per_sample, sequential
+from lsvit.routes import arbitrary, generator, per_sample, sequential
 from papers.smoothing.losses import patch_cosine
-from papers.smoothing.section import PROFILE, ProfileConfig, SmoothingProfiles
-from pipeline.data.splits import Split
+from papers.smoothing.section import PROFILE, ProfileConfig
 from pipeline.files import write_json
 from pipeline.models.tokens import check_pairs
-from pipeline.training.devices import Execution, sums_type
+from pipeline.training.devices import sums_type
 from pipeline.training.scoring import batches_along, open_model, open_split
 
 
@@ -58,10 +57,8 @@ class Smoothness(ExitStack):
     def __init__(self, model: RoutedModel) -> None:
         super().__init__()
         self.model = model
-        # Sum over the images and their number, after so many layers.
-        self.cosine: dict[int, tuple[Tensor, int]] = {}
-        # The same of the layer run first, second, ...
-        self.attention: dict[int, tuple[Tensor, int]] = {}
+        # Of a measure after so many layers: the sum over the images, and their number.
+        self.sums: dict[tuple[str, int], tuple[Tensor, int]] = {}
         self._deviations: dict[Any, Tensor] = {}  # (n,) of the attention modules that ran last
 
     def __enter__(self) -> Self:
@@ -80,11 +77,17 @@ class Smoothness(ExitStack):
     ) -> None:
         """See :class:`lsvit.routed.Tap`."""
         if depth == 0:
-            _add(self.cosine, 0, patch_cosine(self.model.patches(before)))
-        _add(self.cosine, depth + 1, patch_cosine(self.model.patches(after)))
+            self._add("patch_cosine", 0, patch_cosine(self.model.patches(before)))
+        self._add("patch_cosine", depth + 1, patch_cosine(self.model.patches(after)))
         for module in self.model.backbone.blocks[layer].modules():
             if module in self._deviations:
-                _add(self.attention, depth, self._deviations.pop(module))
+                self._add("attention_std", depth + 1, self._deviations.pop(module))
+
+    def _add(self, measure: str, depth: int, values: Tensor) -> None:
+        """Add values (n,), one an image, to the sum of a depth and its number of values."""
+        total, count = self.sums.get((measure, depth), (0, 0))
+        summed = values.detach().to(sums_type(values.device)).sum()
+        self.sums[measure, depth] = total + summed, count + len(values)
 
     def profile(self) -> dict[str, list[float | None]]:
         """Average over the images.
@@ -93,48 +96,12 @@ class Smoothness(ExitStack):
             `patch_cosine` after 0, 1, ... layers (L + 1 numbers); `attention_std` of the layers
             run first, second, ... (L; None where a layer has no attention that timm's ViTs share).
         """
-        depths = range(len(self.cosine))
+        means = {key: (total / count).item() for key, (total, count) in self.sums.items()}
+        depths = range(1 + max((depth for _, depth in means), default=-1))
         return {
-            "patch_cosine": [_mean(self.cosine, depth) for depth in depths],
-            "attention_std": [_mean(self.attention, depth) for depth in depths[:-1]],
+            "patch_cosine": [means["patch_cosine", depth] for depth in depths],
+            "attention_std": [means.get(("attention_std", depth)) for depth in depths[1:]],
         }
-
-
-def _add(sums: dict[int, tuple[Tensor, int]], depth: int, values: Tensor) -> None:
-    """Add values (n,), one an image, to the sum of a depth and its number of values."""
-    total, count = sums.get(depth, (0, 0))
-    summed = values.detach().to(sums_type(values.device)).sum()
-    sums[depth] = total + summed, count + len(values)
-
-
-def _mean(sums: dict[int, tuple[Tensor, int]], depth: int) -> float | None:
-    if depth not in sums:
-        return None
-    total, count = sums[depth]
-    return (total / count).item()
-
-
-@torch.inference_mode()
-def profile(
-    model: RoutedModel,
-    split: Split,
-    options: SmoothingProfiles,
-    order: Order,
-    execution: Execution,
-) -> dict[str, list[float | None]]:
-    """Take the profile, as :class:`Smoothness`, of so many images of a split, always the same.
-
-    In `arbitrary` order each has one of its own.
-    """
-    model.eval()
-    chosen = torch.from_numpy(split.subset(options.images))
-    sampler = arbitrary if order == "arbitrary" else sequential
-    routes = per_sample(sampler, generator("profiles", options.seed), model.num_layers, len(chosen))
-    batches = batches_along(split, chosen, torch.from_numpy(routes), options.batch_size)
-    with Smoothness(model) as found, execution.context():
-        for _, batch, _, route in batches:
-            model.tokens(batch, route, [found])
-    return found.profile()
 
 
 def measure(
@@ -144,9 +111,10 @@ def measure(
     folder: Path,
     report: Callable[[dict], None],
 ) -> None:
-    """Take the profile of one model over training images, and write `profile.json`.
+    """Take the profile, as :class:`Smoothness`, of one model, and write `profile.json`.
 
-    Without weights it is that of the random initialisation.
+    It is over so many training images, always the same. In `arbitrary` order each has one of its
+    own. Without weights it is that of the random initialisation.
 
     Raises:
         UserError: the weights or the data do not fit.
@@ -156,6 +124,14 @@ def measure(
     model, execution = open_model(config, data, weights)
     check_pairs(model.backbone, "smoothing")
     split = open_split(config, data, "train", model)
-    found = profile(model, split, config.options, config.order, execution)
-    write_json(folder / PROFILE, found)
+    options = config.options
+    chosen = torch.from_numpy(split.subset(options.images))
+    sampler = arbitrary if config.order == "arbitrary" else sequential
+    routes = per_sample(sampler, generator("profiles", options.seed), model.num_layers, len(chosen))
+    batches = batches_along(split, chosen, torch.from_numpy(routes), options.batch_size)
+    model.eval()
+    with torch.inference_mode(), Smoothness(model) as found, execution.context():
+        for _, images, _, route in batches:
+            model.tokens(images, route, [found])
+    write_json(folder / PROFILE, found.profile())
     report({"text": f"runs on {execution}"})
