@@ -1,6 +1,7 @@
 """What the report shows of layers on nodes that fail."""
 
-from papers.nodes.figures import HEALTHY, method
+from papers.nodes.figures import with_nodes_away
+from pipeline.report.captions import counted
 from pipeline.report.charts import SPREAD, Chart, Charts, accuracy_lines
 from pipeline.report.results import Results
 
@@ -9,14 +10,11 @@ DRAWN_FROM = {"nodes": ("nodes.csv",)}  # figures, by the beginnings of their na
 
 def charts(results: Results) -> Charts:
     """Right answers by share of nodes away, a chart a number of copies."""
-    rows = results.table("nodes")
-    away = (rows["fault"] == HEALTHY) | (rows["gone"] > 0)
-    rows = rows[(rows["nodes"] == rows["nodes"].max()) & away]
-    methods = [method(results.label(row.variant), row.policy) for row in rows.itertuples()]
-    rows = rows.assign(method=methods, away=100 * rows["gone"])
+    rows = with_nodes_away(results.table("nodes"))
+    methods = rows["variant"].map(results.label) + ", " + rows["policy"] + " order"
     shown = []
-    for copies, with_copies in rows.groupby("replication"):
-        title = f"Nodes away, {copies} node{'s' if copies > 1 else ''} a layer"
+    for copies, with_copies in rows.assign(method=methods).groupby("replication"):
+        title = f"Nodes away, {counted(copies, 'node')} a layer"
         spec = accuracy_lines(
             with_copies, "away", "method", "nodes away (%)", "right", "right of all images (%)"
         )

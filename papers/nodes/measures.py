@@ -4,10 +4,8 @@ Accuracy counts from chance (0 %) to that of the baseline on healthy nodes (100 
 """
 
 from collections.abc import Sequence
-from itertools import product
 
 import numpy as np
-import pandas as pd
 
 from papers.nodes.section import Policy
 from pipeline.config.variant import BASELINE
@@ -16,21 +14,21 @@ from pipeline.report.evidence import Evidence, NotRun
 NODES = 12
 
 
-def rows_of(
+def mean_of(
     e: Evidence,
+    column: str,
     variant: str,
     policy: Policy,
     faults: Sequence[str],
-    copies: Sequence[int] = (1, 2),
-) -> pd.DataFrame:
-    """The rows of a variant under a policy, of some faults and copies a layer."""
+    copies: Sequence[int],
+) -> np.ndarray:
+    """A column of a variant under a policy, mean over some faults and copies of a layer."""
     rows = e.rows("nodes", "nodes is", variant=variant, policy=policy, nodes=NODES)
     rows = rows[rows["replication"].isin(copies) & rows["fault"].isin(faults)]
-    there = set(zip(rows["fault"], rows["replication"], strict=True))
-    if rows.empty or set(product(faults, copies)) - there:
+    if rows.groupby(["fault", "replication"]).ngroups < len(faults) * len(copies):
         which = ", ".join(faults)
         raise NotRun(f"{e.label(variant)} in {policy} order with {which} is not among the results")
-    return rows
+    return e.by_seed(rows, column, f"{e.label(variant)} {policy}")
 
 
 def right(
@@ -41,8 +39,7 @@ def right(
     copies: Sequence[int] = (1, 2),
 ) -> np.ndarray:
     """Images answered rightly in % of all, mean over faults and copies."""
-    rows = rows_of(e, variant, policy, faults, copies)
-    return 100 * e.by_seed(rows, "right", f"{e.label(variant)} {policy}")
+    return 100 * mean_of(e, "right", variant, policy, faults, copies)
 
 
 def half_away(e: Evidence) -> np.ndarray:
@@ -60,10 +57,8 @@ def lead_over_partial(e: Evidence, faults: Sequence[str]) -> np.ndarray:
 
 def relative(e: Evidence, column: str, fault: str, copies: Sequence[int] = (1, 2)) -> np.ndarray:
     """A column of LS in any order over that of the baseline in strict order, less 1, in %."""
-    any_order = rows_of(e, "ls", "any", [fault], copies)
-    strict = rows_of(e, BASELINE, "strict", [fault], copies)
-    own = e.by_seed(any_order, column, "LS any")
-    return 100 * (own / e.by_seed(strict, column, "baseline strict") - 1)
+    own = mean_of(e, column, "ls", "any", [fault], copies)
+    return 100 * (own / mean_of(e, column, BASELINE, "strict", [fault], copies) - 1)
 
 
 MEASURES = {

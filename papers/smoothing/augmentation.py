@@ -19,69 +19,58 @@ from pipeline.training.objectives import Batch
 EVEN = 0.5  # of the batches have CutMix where there is mixup too (timm's switch_prob)
 
 
-class Augmentation:
-    """Every part of the recipe that is on, in the order in which DeiT has them.
+def augment(
+    batch: Batch, recipe: Recipe, num_classes: int, grid: tuple[int, int], split: Split
+) -> Batch:
+    """Apply every part of the recipe that is on, in the order in which DeiT has them.
 
     It draws from the global generators of torch, numpy and Python, as the libraries' parts do.
 
     Args:
+        batch: with classes as labels. Erasing changes its images in place.
         recipe: which parts.
         num_classes: of the labels.
         grid: patches in height and width, along which CutMix cuts.
         split: where the images come from, which says how they were normalised.
     """
+    images = change_each(batch.images, recipe, split)
+    labels = batch.labels
+    if recipe.erasing:
+        images = RandomErasing(recipe.erasing, mode="pixel", device=str(split.device))(images)
+    batch = Batch(images, labels)
+    if recipe.cutmix and not (recipe.mixup and random.random() < EVEN):
+        batch = mix_patches(images, labels, num_classes, grid, recipe.cutmix)
+    elif recipe.mixup:
+        mixup = MixUp(alpha=recipe.mixup, num_classes=num_classes)
+        batch = Batch(*mixup(images, labels))
+    if recipe.label_smoothing:
+        shares = batch.labels  # (B, C)
+        if shares.ndim == 1:
+            shares = one_hot(shares, num_classes).float()
+        smoothing = recipe.label_smoothing
+        batch.labels = (1 - smoothing) * shares + smoothing / num_classes
+    return batch
 
-    def __init__(
-        self, recipe: Recipe, num_classes: int, grid: tuple[int, int], split: Split
-    ) -> None:
-        self.recipe = recipe
-        self.num_classes = num_classes
-        self.grid = grid
-        self.split = split
-        self.changes: list[Callable] = []  # of single images
+
+def change_each(images: Tensor, recipe: Recipe, split: Split) -> Tensor:
+    """Crop, flip and RandAugment: of pixels before their normalisation, every image its own."""
+    changes: list[Callable] = []
+    if recipe.crop < 1:
+        scale = (recipe.crop, 1.0)
         side = split.resize.crop
-        if recipe.crop < 1:
-            self.changes.append(
-                RandomResizedCropAndInterpolation(
-                    side, scale=(recipe.crop, 1.0), interpolation="bicubic"
-                )
-            )
-        if recipe.flip:
-            self.changes.append(RandomHorizontalFlip(recipe.flip))
-        if recipe.randaugment:
-            self.changes.append(make_randaugment(recipe.randaugment, split))
-        self.erase = RandomErasing(recipe.erasing, mode="pixel", device=str(split.device))
-
-    def __call__(self, batch: Batch) -> Batch:
-        """Augment a batch with classes as labels. Erasing changes its images in place."""
-        images = batch.images
-        if self.changes:
-            images = self.change_each(images)
-        if self.recipe.erasing:
-            images = self.erase(images)
-        batch = Batch(images, batch.labels)
-        recipe = self.recipe
-        if recipe.cutmix and not (recipe.mixup and random.random() < EVEN):
-            batch = mix_patches(images, batch.labels, self.num_classes, self.grid, recipe.cutmix)
-        elif recipe.mixup:
-            mixup = MixUp(alpha=recipe.mixup, num_classes=self.num_classes)
-            batch = Batch(*mixup(images, batch.labels))
-        if recipe.label_smoothing:
-            shares = batch.labels  # (B, C)
-            if shares.ndim == 1:
-                shares = one_hot(shares, self.num_classes).float()
-            smoothing = recipe.label_smoothing
-            batch.labels = (1 - smoothing) * shares + smoothing / self.num_classes
-        return batch
-
-    def change_each(self, images: Tensor) -> Tensor:
-        """Crop, flip and RandAugment: of pixels before their normalisation, every image its own."""
-        change = Compose(self.changes)
-        pixels = (images - self.split.shift) / self.split.scale  # 0 to 255
-        pixels = pixels.round().clamp(0, 255).byte().cpu()
-        changed = [pil_to_tensor(change(to_pil_image(image))) for image in pixels]
-        floats = torch.stack(changed).to(images.device).float()
-        return torch.addcmul(self.split.shift, floats, self.split.scale)
+        changes.append(RandomResizedCropAndInterpolation(side, scale, interpolation="bicubic"))
+    if recipe.flip:
+        changes.append(RandomHorizontalFlip(recipe.flip))
+    if recipe.randaugment:
+        changes.append(make_randaugment(recipe.randaugment, split))
+    if not changes:
+        return images
+    change = Compose(changes)
+    pixels = (images - split.shift) / split.scale  # 0 to 255
+    pixels = pixels.round().clamp(0, 255).byte().cpu()
+    changed = [pil_to_tensor(change(to_pil_image(image))) for image in pixels]
+    floats = torch.stack(changed).to(images.device).float()
+    return torch.addcmul(split.shift, floats, split.scale)
 
 
 def make_randaugment(magnitude: int, split: Split) -> Callable:
@@ -118,19 +107,15 @@ def mix_patches(
     Returns:
         The mixed images, shares of the classes as labels, and `patch_labels` (B, h w).
     """
-    height, width = grid
     # Every pixel of an image holds the image's number: after CutMix it tells where it comes from.
     numbers = torch.arange(len(images), dtype=torch.float32).view(-1, 1, 1, 1)
     drawn, _ = CutMix(alpha=alpha, num_classes=num_classes)(
-        numbers.expand(-1, 1, *images.shape[-2:]), labels.cpu()
+        numbers.expand(-1, 1, *images.shape[2:]), labels.cpu()
     )
-    source = interpolate(drawn, grid, mode="nearest-exact").long()[:, 0]  # (B, h, w)
-    source = source.to(images.device)
-    tiles = images.unflatten(2, (height, -1)).unflatten(4, (width, -1))
-    tiles = tiles.permute(0, 2, 4, 1, 3, 5)  # (B, h, w, C, H / h, W / w)
-    rows = torch.arange(height, device=images.device).view(-1, 1)
-    columns = torch.arange(width, device=images.device)
-    mixed = tiles[source, rows, columns].permute(0, 3, 1, 4, 2, 5).reshape(images.shape)
-    patch_labels = labels[source.flatten(1)]  # (B, h w)
+    patches = interpolate(drawn, grid, mode="nearest-exact")  # (B, 1, h, w)
+    pixels = interpolate(patches, images.shape[2:], mode="nearest-exact")  # (B, 1, H, W)
+    source = pixels.long().to(images.device).expand_as(images)
+    mixed = images.gather(0, source)
+    patch_labels = labels[patches.long().flatten(1).to(labels.device)]  # (B, h w)
     shares = one_hot(patch_labels, num_classes).float().mean(1)
     return Batch(mixed, shares, {"patch_labels": patch_labels})

@@ -30,7 +30,7 @@ def check(params: Params) -> Iterator[str]:
         if "in_chans" in options.kwargs:  # else they are the chosen model's
             yield from params.dataset_preset.check_channels(model.kwargs, "smoothing")
     recipe = options.recipe
-    parts = [part for part in type(recipe).model_fields if recipe.without(part) != recipe]
+    parts = [part for part, _ in recipe if recipe.without(part) != recipe]
     for part in options.removed:
         if part not in parts:
             yield unknown_name("smoothing.removed", part, parts)

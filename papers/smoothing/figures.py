@@ -39,7 +39,6 @@ LOOKS: dict[str, Look] = {  # of trainings by their losses, and of random initia
     UNTRAINED: {"label": "untrained", "color": GREY, "linestyle": "--"},
 }
 THIN: Look = {"linewidth": 1, "elinewidth": 0.7, "markersize": 3}
-EXECUTED = "layers executed"
 
 
 class Measure(NamedTuple):
@@ -53,23 +52,25 @@ class Measure(NamedTuple):
     title: str
 
 
-COSINE = Measure(
-    column="patch_cosine",
-    name="patch cosine similarity",
-    caption="cosine similarity of an image's patches, mean over all pairs",
-    part="a",
-    figure="smoothing_cosine",
-    title="Over-smoothing, patch cosine",
+MEASURES = (
+    Measure(
+        column="patch_cosine",
+        name="patch cosine similarity",
+        caption="cosine similarity of an image's patches, mean over all pairs",
+        part="a",
+        figure="smoothing_cosine",
+        title="Over-smoothing, patch cosine",
+    ),
+    Measure(
+        column="attention_std",
+        name="std of attention",
+        caption="standard deviation of a patch's softmax attention scores, "
+        "mean over patches and heads",
+        part="b",
+        figure="smoothing_attention",
+        title="Over-smoothing, attention",
+    ),
 )
-ATTENTION = Measure(
-    column="attention_std",
-    name="std of attention",
-    caption="standard deviation of a patch's softmax attention scores, mean over patches and heads",
-    part="b",
-    figure="smoothing_attention",
-    title="Over-smoothing, attention",
-)
-MEASURES = (COSINE, ATTENTION)
 
 
 def draw(results: Results, params: Params) -> dict[str, str]:
@@ -118,7 +119,7 @@ def draw_depths(
         draw_lines(axis, models, "layer", column, "losses", LOOKS, factor=1, **THIN)
         axis.set(title=f"{depth} layers", ylabel=measure.name)
         axis.locator_params(axis="x", integer=True)
-    axes[-1, 0].set(xlabel=EXECUTED)
+    axes[-1, 0].set(xlabel="layers executed")
     figures.finish(figure, measure.figure)
     reference = ""
     if len(untrained):
@@ -155,7 +156,7 @@ def draw_orders(figures: Figures, rows: pd.DataFrame, images: int) -> str:
             draw_means(axis, means, **THIN, **in_order(looks[variant], order))
         axis.set(ylabel=measure.name)
         axis.locator_params(axis="x", integer=True)
-    axes[-1, 0].set(xlabel=EXECUTED)
+    axes[-1, 0].set(xlabel="layers executed")
     figures.finish(figure, "smoothing_orders", columns=2)
     return CAPTIONS["orders"].format(
         names=name_models(rows),

@@ -14,42 +14,46 @@ COSINE, ATTENTION = "patch_cosine", "attention_std"
 
 def depths(e: Evidence) -> tuple[int, int]:
     """The smaller and the larger number of layers of the trainings from scratch."""
-    rows = e.rows("smoothing", "over-smoothing is", training=SCRATCH)
-    numbers = sorted(rows["num_layers"].unique())
-    if len(numbers) < 2:
+    numbers = e.rows("smoothing", "over-smoothing is", training=SCRATCH)["num_layers"]
+    if numbers.nunique() < 2:
         raise NotRun("trainings from scratch at two depths are not among the results")
-    return int(numbers[0]), int(numbers[-1])
+    return numbers.min(), numbers.max()
 
 
 def profile(
     e: Evidence,
     column: str,
     losses: str = NONE,
-    depth: int | None = None,
+    deep: bool | None = True,
     training: str = SCRATCH,
     order: Order = "sequential",
     changed: str = NONE,
     talking_heads: bool = False,
 ) -> np.ndarray:
-    """A measure layer by layer: (seeds, layers).
+    """A measure layer by layer: (seeds, layers), at the larger depth if `deep`; None: at any.
 
     It goes from the embedding on, of the attention from the first layer on.
 
     Raises:
         NotRun: it is not among the results.
     """
-    where = {"training": training, "order": order, "changed": changed}
-    rows = e.rows("smoothing", "over-smoothing is", **where, talking_heads=talking_heads)
-    if depth is not None:
-        rows = rows[rows["num_layers"] == depth]
+    where: dict[str, object] = {
+        "training": training,
+        "order": order,
+        "changed": changed,
+        "talking_heads": talking_heads,
+    }
+    if deep is not None:
+        where["num_layers"] = depths(e)[deep]
     if training == SCRATCH:
-        rows = rows[rows["losses"] == losses]
+        where["losses"] = losses
+    rows = e.rows("smoothing", "over-smoothing is", **where)
     if column == ATTENTION:
         rows = rows[rows["layer"] > 0]
     if rows.empty or rows[column].isna().any():
         name = f"{e.label(training)}, {order}"
         if training == SCRATCH:
-            name = f"losses {losses}, {depth} layers"
+            name = f"losses {losses}, {where.get('num_layers')} layers"
             if changed != NONE:
                 name += f", {changed.replace('_', ' ')}"
             if talking_heads:
@@ -66,26 +70,25 @@ def similarity(
     order: Order = "sequential",
 ) -> np.ndarray:
     """Patch cosine similarity after the last layer, at the larger depth if `deep`."""
-    depth = None if deep is None else depths(e)[deep]
-    return profile(e, COSINE, losses, depth, training, order)[:, -1]
+    return profile(e, COSINE, losses, deep, training, order)[:, -1]
 
 
 def rise(e: Evidence) -> np.ndarray:
     """Similarity after the last layer minus that after the first, larger depth."""
-    similarities = profile(e, COSINE, depth=depths(e)[1])
+    similarities = profile(e, COSINE)
     return similarities[:, -1] - similarities[:, 1]
 
 
 def attention_rise(e: Evidence) -> np.ndarray:
     """Deviation of the attention scores, last minus first third of the layers, larger depth."""
-    deviations = profile(e, ATTENTION, depth=depths(e)[1])
+    deviations = profile(e, ATTENTION)
     third = deviations.shape[1] // 3
     return deviations[:, -third:].mean(1) - deviations[:, :third].mean(1)
 
 
 def attention(e: Evidence, losses: str) -> np.ndarray:
     """Deviation of the attention scores, mean over the layers, larger depth."""
-    return profile(e, ATTENTION, losses, depths(e)[1]).mean(1)
+    return profile(e, ATTENTION, losses).mean(1)
 
 
 def accuracy(
@@ -103,8 +106,7 @@ def accuracy(
     """
     if model and e.cell["model"] != model:
         raise NotRun(f"the claim is about {model}")
-    depth = depths(e)[deep]
-    accuracies = profile(e, "accuracy", losses, depth, changed=changed, talking_heads=talking_heads)
+    accuracies = profile(e, "accuracy", losses, deep, changed=changed, talking_heads=talking_heads)
     return 100 * accuracies[:, -1]
 
 
@@ -130,11 +132,6 @@ def change_of_order(e: Evidence, variant: str) -> np.ndarray:
     return np.abs(arbitrary - sequential)
 
 
-def refined_accuracy(e: Evidence, variant: str, order: Order) -> np.ndarray:
-    """Accuracy of a refined variant."""
-    return e.accuracy(variant, order)
-
-
 MEASURES = {
     measure.__name__: measure
     for measure in (
@@ -147,6 +144,6 @@ MEASURES = {
         best_lead,
         cost_of_removing,
         change_of_order,
-        refined_accuracy,
     )
 }
+MEASURES["refined_accuracy"] = Evidence.accuracy

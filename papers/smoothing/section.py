@@ -1,8 +1,8 @@
 """The section `smoothing` of params.yaml, and what its jobs depend on. No torch here."""
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 
 from lsvit.routes import Order
 from pipeline.config.sections import PaperSection
@@ -39,36 +39,27 @@ class Contrastive(Loss):
     """Of cosines, where the source takes dot products."""
 
 
-LossT = TypeVar("LossT", bound=Loss)
-
-
-def _number_is_weight(value: Any) -> Any:
-    return value if isinstance(value, dict | Loss | None) else {"weight": value}
-
-
-def _absent_at_zero(loss: LossT | None) -> LossT | None:
+def _read_loss(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """A number is a weight, and a loss of weight 0 is absent."""
+    loss = validate(value if isinstance(value, dict | Loss | None) else {"weight": value})
     return loss if loss and loss.weight else None
 
 
-def _weighed(kind: type[Loss]) -> BeforeValidator:
-    return BeforeValidator(_number_is_weight, json_schema_input_type=kind | float | None)
-
-
-PRESENT = AfterValidator(_absent_at_zero)
+def _weighed(kind: type[Loss]) -> WrapValidator:
+    return WrapValidator(_read_loss, json_schema_input_type=kind | float | None)
 
 
 class Losses(Section):
     """What is added to the class loss against over-smoothing. A weight of 0 is the same as none."""
 
-    cosine: Annotated[Loss | None, _weighed(Loss), PRESENT] = None
-    contrastive: Annotated[Contrastive | None, _weighed(Contrastive), PRESENT] = None
-    mixing: Annotated[Loss | None, _weighed(Loss), PRESENT] = None
+    cosine: Annotated[Loss | None, _weighed(Loss)] = None
+    contrastive: Annotated[Contrastive | None, _weighed(Contrastive)] = None
+    mixing: Annotated[Loss | None, _weighed(Loss)] = None
     """The patch mixing loss. Patches are mixed by `recipe.cutmix`; without it all patches of an
     image have its label."""
 
     def __str__(self) -> str:
-        names = [name for name in type(self).model_fields if getattr(self, name)]
-        sum_of_names = "+".join(names) or "none"
+        sum_of_names = "+".join(name for name, loss in self if loss) or "none"
         if self.contrastive and self.contrastive.normalize:
             return sum_of_names.replace("contrastive", "contrastive_cosines")
         return sum_of_names
@@ -99,7 +90,7 @@ class Recipe(Section):
 
     def without(self, part: str) -> "Recipe":
         """The recipe with one part as it is by default."""
-        return self.model_copy(update={part: type(self).model_fields[part].default})
+        return self.model_copy(update={part: getattr(Recipe(), part)})
 
 
 def name_drop_path(rate: float, whole: float) -> str:

@@ -20,8 +20,6 @@ YES = "yes"
 CAPTIONS = read_captions(__file__)
 PUBLISHED = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text("utf-8"))
 TABLE1: dict[str, float] = PUBLISHED["table1"]
-DEEPER = "deeper"  # Table 4's last row, which removes nothing
-PUBLISHED_DEPTHS = (12, 24)
 
 
 def smoothing_numbers(rows: pd.DataFrame) -> pd.DataFrame:
@@ -39,7 +37,7 @@ def smoothing_numbers(rows: pd.DataFrame) -> pd.DataFrame:
     last = last.astype({"talking_heads": bool, ACCURACY: float, COSINE: float})
     values = last.melt(KEYS[:-1], [ACCURACY, COSINE], "metric", "value")
     numbers = values.groupby(KEYS, sort=False)["value"].agg(mean="mean", std="std", n="count")
-    return numbers.reset_index().round({"mean": 6, "std": 6})
+    return numbers.reset_index().round(6)
 
 
 def is_plain(numbers: pd.DataFrame) -> pd.Series:
@@ -50,7 +48,7 @@ def is_plain(numbers: pd.DataFrame) -> pd.Series:
 def find_depths(numbers: pd.DataFrame) -> tuple[int, ...]:
     """The depths of plain models, ascending; the published ones if there are none."""
     depths = numbers.loc[is_plain(numbers), "num_layers"].unique()
-    return tuple(sorted(map(int, depths))) or PUBLISHED_DEPTHS
+    return tuple(sorted(depths)) or (12, 24)
 
 
 def match_depths(numbers: pd.DataFrame) -> dict[int, int | None]:
@@ -99,10 +97,9 @@ def losses_table(numbers: pd.DataFrame) -> pd.DataFrame:
     for losses in dict.fromkeys([*TABLE1, *numbers.loc[is_plain(numbers), "losses"]]):
         row = mark_losses(losses)
         row["published, 12 layers"] = percent_text(TABLE1.get(losses))
-        for depth in depths:
-            row[f"here, {depth} layers"] = cell(numbers, depth, losses)
-        for depth in depths:
-            row[f"patch cosine, {depth} layers"] = cell(numbers, depth, losses, metric=COSINE)
+        for title, metric in {"here": ACCURACY, "patch cosine": COSINE}.items():
+            for depth in depths:
+                row[f"{title}, {depth} layers"] = cell(numbers, depth, losses, metric=metric)
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -114,17 +111,23 @@ def ablation_table(numbers: pd.DataFrame) -> pd.DataFrame:
     models = set()
     for published in PUBLISHED["table3"]:
         depth = depths[published["depth"]]
-        row = {"S": str(published["size"]), "D": str(published["depth"])}
+        layers = str(published["depth"])
         if depth not in (None, published["depth"]):
-            row["D"] += f" (here: {depth})"
-        row |= mark_losses(published["losses"])
-        row["Talking-Head"] = YES if published["talking_heads"] else ABSENT
-        row |= {"Epoch": str(published["epochs"]), "published": percent_text(published["top1"])}
-        # Ours are all trained equally long: the first of two rows that differ in epochs is ours.
+            layers += f" (here: {depth})"
         model = (depth, published["losses"], NONE, published["talking_heads"])
-        row["here"] = NOT_RUN if model in models else cell(numbers, *model)
+        rows.append(
+            {
+                "S": str(published["size"]),
+                "D": layers,
+                **mark_losses(published["losses"]),
+                "Talking-Head": YES if published["talking_heads"] else ABSENT,
+                "Epoch": str(published["epochs"]),
+                "published": percent_text(published["top1"]),
+                # All are trained equally long: of rows that differ in epochs the first is ours.
+                "here": NOT_RUN if model in models else cell(numbers, *model),
+            }
+        )
         models.add(model)
-        rows.append(row)
     return pd.DataFrame(rows).drop(columns=MARKS["cosine"])  # the source's does not have it
 
 
@@ -140,17 +143,20 @@ def recipe_table(numbers: pd.DataFrame, best: str) -> pd.DataFrame:
     for changed, published in PUBLISHED["table4"].items():
         title = published["title"]
         depth = depths[12]
-        if changed == DEEPER:
+        if changed == "deeper":  # which removes nothing
             depth = depths[24]
             changed = NONE
             if depth not in (None, 24):
                 title = title.replace(")", f", here: {depth})")
-        row = {"Model": title}
-        row["published DEIT"] = percent_text(published.get("plain"))
-        row["published Ours"] = percent_text(published.get("ours"))
-        row["here DEIT"] = cell(numbers, depth, NONE, changed)
-        row["here Ours"] = cell(numbers, depth, best, changed)
-        rows.append(row)
+        rows.append(
+            {
+                "Model": title,
+                "published DEIT": percent_text(published.get("plain")),
+                "published Ours": percent_text(published.get("ours")),
+                "here DEIT": cell(numbers, depth, NONE, changed),
+                "here Ours": cell(numbers, depth, best, changed),
+            }
+        )
     return pd.DataFrame(rows)
 
 
@@ -159,25 +165,25 @@ def drop_path_table(numbers: pd.DataFrame, whole: float) -> pd.DataFrame:
     depth = match_depths(numbers)[24]
     rows = []
     for published in PUBLISHED["table5"]:
-        rate = published["drop_path"]
-        row = mark_losses(published["losses"]) | {"Drop Path Rate": f"{rate:.2f}"}
-        row["published"] = percent_text(published["top1"])
-        changed = name_drop_path(rate, whole)
-        row["here"] = cell(numbers, depth, published["losses"], changed, talking_heads=True)
-        rows.append(row)
+        rate, losses = published["drop_path"], published["losses"]
+        rows.append(
+            {
+                **mark_losses(losses),
+                "Drop Path Rate": f"{rate:.2f}",
+                "published": percent_text(published["top1"]),
+                "here": cell(numbers, depth, losses, name_drop_path(rate, whole), True),
+            }
+        )
     return pd.DataFrame(rows).drop(columns=MARKS["cosine"])
 
 
 def trained_how(about: dict[str, Any]) -> str:
     """How models were trained from scratch: "patch_size 7, 1 epoch of 3600 images"."""
-    images = "all training images"
-    if about["training_images"]:
-        images = f"{about['training_images']} images"
+    images = f"{about['training_images'] or 'all training'} images"
     parts = [f"{key} {value}" for key, value in about["kwargs"].items()]
     parts.append(f"{counted(about['epochs'], 'epoch')} of {images}")
-    unused = Recipe().model_dump()
     for key, value in about["recipe"].items():
-        if value != unused[key]:
+        if value != getattr(Recipe(), key):
             parts.append(f"{key} {value:g}")
     return ", ".join(parts)
 
@@ -187,8 +193,8 @@ def describe(numbers: pd.DataFrame, about: dict[str, Any]) -> str:
     here = f"Here: {NOT_RUN}."
     if len(numbers):
         here = CAPTIONS["here"].format(
-            data=", ".join(dict.fromkeys(numbers["dataset"])),
-            models=", ".join(dict.fromkeys(numbers["model"])),
+            data=", ".join(numbers["dataset"].unique()),
+            models=", ".join(numbers["model"].unique()),
             layers=" and ".join(map(str, sorted(numbers["num_layers"].unique()))),
             how=trained_how(about),
             seeds=count_seeds(numbers),

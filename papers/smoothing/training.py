@@ -1,13 +1,14 @@
 """What the keys `losses`, `recipe` and `talking_heads` do to a model and its training."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from lsvit.routed import RoutedModel, Samples, Tap
 from lsvit.taps import in_batch_order
-from papers.smoothing.augmentation import Augmentation
+from papers.smoothing.augmentation import augment
 from papers.smoothing.losses import patch_classification, patch_contrastive, patch_cosine
 from papers.smoothing.section import Losses, Recipe
 from papers.smoothing.talking_heads import use_talking_heads
@@ -45,17 +46,20 @@ class SmoothingTraining(Extension):
 
     def objectives(self, model: RoutedModel, objectives: list[Objective]) -> list[Objective]:
         """Add the losses."""
-        if self.losses == Losses():
-            return objectives
-        return [*objectives, SmoothingLoss(self.losses)]
+        return objectives if self.losses == Losses() else [*objectives, SmoothingLoss(self.losses)]
 
     def augmentation(self, model: RoutedModel, split: Split) -> Augment | None:
         """What the recipe does to images and labels."""
-        others = self.recipe.without("repeats").without("drop_path")
-        if others == Recipe():
+        if self.recipe.without("repeats").without("drop_path") == Recipe():
             return None
-        grid = token_shape(model.backbone).grid if others.cutmix else (1, 1)
-        return Augmentation(others, model.backbone.num_classes, grid, split)
+        grid = token_shape(model.backbone).grid if self.recipe.cutmix else (1, 1)
+        return partial(
+            augment,
+            recipe=self.recipe,
+            num_classes=model.backbone.num_classes,
+            grid=grid,
+            split=split,
+        )
 
 
 class FirstTokens:
@@ -70,11 +74,6 @@ class FirstTokens:
         """See :class:`lsvit.routed.Tap`."""
         if depth == 0:
             self.groups.append((samples, after))
-
-    @property
-    def tokens(self) -> Tensor:
-        """(B, N, D), in the batch's order."""
-        return in_batch_order(self.groups)
 
 
 class SmoothingLoss:
@@ -94,17 +93,16 @@ class SmoothingLoss:
     def terms(self, forward: ForwardPass, taps: Sequence[Any]) -> Terms:
         """One term a loss."""
         model: Any = forward.model
-        batch = forward.batch
         terms: Terms = {}
         late = model.patches(model.backbone.norm(forward.state))
         if cosine := self.losses.cosine:
             terms["cosine_loss"] = cosine.weight, patch_cosine(late).mean()
         if contrastive := self.losses.contrastive:
-            early = model.patches(taps[0].tokens)
+            early = model.patches(in_batch_order(taps[0].groups))
             loss = patch_contrastive(early, late, contrastive.normalize)
             terms["contrastive_loss"] = contrastive.weight, loss
         if mixing := self.losses.mixing:
-            labels = batch.extras.get("patch_labels", batch.labels)
+            labels = forward.batch.extras.get("patch_labels", forward.batch.labels)
             loss = patch_classification(model.patch_head(late), labels)
             terms["mixing_loss"] = mixing.weight, loss
         return terms

@@ -18,7 +18,7 @@ from lsvit.position import Encode, Position, Predict, position_loss
 from lsvit.routed import RoutedModel
 from lsvit.routes import Sampler, arbitrary, drop, generator, per_sample
 from lsvit.stacked import can_stack
-from lsvit.taps import ExitLogits, PositionLogits
+from lsvit.taps import ExitLogits, PositionLogits, in_batch_order
 from papers.smoothing.talking_heads import use_talking_heads
 from papers.smoothing.training import FirstTokens
 from tests.conftest import cases_of, refused
@@ -68,7 +68,10 @@ def everything(
     """
     model.zero_grad()
     exits, first, positions = ExitLogits(model), FirstTokens(), PositionLogits(model)
-    found = {"logits": model(images, route, [exits, first, positions], exit), "first": first.tokens}
+    found = {
+        "logits": model(images, route, [exits, first, positions], exit),
+        "first": in_batch_order(first.groups),
+    }
     assert exits.logits
     for depth, (samples, answers) in exits.logits.items():
         order = samples.argsort() if isinstance(samples, Tensor) else samples

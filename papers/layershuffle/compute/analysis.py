@@ -4,6 +4,7 @@ UMAP of a layer's output, and the contributions of layers to the class token.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -92,8 +93,12 @@ def project(vectors: np.ndarray, options: Analysis) -> np.ndarray:
     import warnings
 
     from sklearn.neighbors import NearestNeighbors
-    from umap import UMAP
+    from umap import UMAP, umap_
 
+    # numba would compile both anew in every process, for 6 s.
+    for compiled in (umap_.smooth_knn_dist, umap_.compute_membership_strengths):
+        with suppress(RuntimeError):  # no folder to keep them in
+            compiled.enable_caching()
     # Exact neighbours from scikit-learn, as umap's own for few points, without 8 s of compilation.
     nearest = NearestNeighbors(n_neighbors=options.neighbors).fit(vectors)
     distances, neighbours = nearest.kneighbors(vectors)

@@ -4,6 +4,7 @@ The nodes are simulated, the model is run.
 """
 
 from collections.abc import Callable
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -64,36 +65,25 @@ def evaluate(
                     fault,
                     *key,
                 )
-                table, answered = routes_of_images(
-                    run, len(split), options.micro_batch, model.num_layers
-                )
-                right = answered  # none, unless a micro-batch was answered
-                if answered.any():
-                    routes = RouteTable(table)
-                    correct = score(model, split, routes, options.batch_size, execution).correct
-                    right = correct.numpy() & answered
-                row = summary(run, options, right, answered)
+                routes, answered = routes_of_images(run, len(split), options.micro_batch)
+                correct = score(model, split, routes, options.batch_size, execution).correct
+                row = summary(run, options, correct.numpy() & answered, answered)
                 rows.append((nodes, replication, name, fault.gone, *row))
         report({"cell": f"{nodes} nodes"})
     write_rows(folder / ROWS, COLUMNS, rows)
 
 
-def routes_of_images(
-    run: Run, images: int, micro_batch: int, num_layers: int
-) -> tuple[np.ndarray, np.ndarray]:
+def routes_of_images(run: Run, images: int, micro_batch: int) -> tuple[RouteTable, np.ndarray]:
     """List the route of every image.
 
     Returns:
-        Routes (n, L), ended by -1, and which images were answered (n,) bool. An image without an
-        answer has any route.
+        Routes, and which images were answered (n,) bool. An image without an answer has any route.
     """
-    table = np.full((len(run.answers), num_layers), ENDED, dtype=np.int64)
-    for row, answer in zip(table, run.answers, strict=True):
-        route = (0,) if answer.lost else answer.route
-        row[: len(route)] = route
     answered = np.array([not answer.lost for answer in run.answers])
-    routes = table.repeat(micro_batch, axis=0)[:images]
-    return routes, answered.repeat(micro_batch)[:images]
+    routes = [(0,) if answer.lost else answer.route for answer in run.answers]
+    table = np.array([*zip_longest(*routes, fillvalue=ENDED)]).T  # (micro-batches, longest)
+    table = table.repeat(micro_batch, axis=0)[:images]
+    return RouteTable(table), answered.repeat(micro_batch)[:images]
 
 
 def summary(

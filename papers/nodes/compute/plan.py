@@ -6,8 +6,6 @@ from pipeline.config.params import Params
 from pipeline.jobs.job import Job
 from pipeline.jobs.plan import Plan as BasePlan
 
-EVALUATE = "papers.nodes.compute.evaluation:evaluate"
-
 
 class Plan(BasePlan):
     """One evaluation a variant, policy and seed."""
@@ -20,23 +18,19 @@ class Plan(BasePlan):
         jobs = {}
         for policy in POLICIES:
             for variant, policies in self.options.variants.items():
-                if policy in policies:
-                    for seed in self.seeds:
-                        jobs[variant, policy, seed] = self._evaluate(variant, policy, seed)
+                for seed in self.seeds if policy in policies else ():
+                    jobs[variant, policy, seed] = self.evaluation(
+                        "papers.nodes.compute.evaluation:evaluate",
+                        NodesConfig,
+                        variant,
+                        seed,
+                        title=f"{variant} {policy}",
+                        total=len(self.options.nodes),
+                        options=self.options,
+                        policy=policy,
+                        draw=seed,
+                    )
         return jobs
-
-    def _evaluate(self, variant: str, policy: Policy, seed: int) -> Job:
-        return self.evaluation(
-            EVALUATE,
-            NodesConfig,
-            variant,
-            seed,
-            title=f"{variant} {policy}",
-            total=len(self.options.nodes),
-            options=self.options,
-            policy=policy,
-            draw=seed,
-        )
 
 
 def list_work(params: Params, num_layers: int) -> list[Work]:

@@ -10,6 +10,7 @@ this scheduler. No torch, no clock and no network here.
 
 import math
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -92,26 +93,21 @@ def place(nodes: int, replication: int, num_layers: int) -> list[list[int]]:
     ]
 
 
+@dataclass(eq=False)
 class Known:
     """What is known of the nodes, and who is asked next. Nodes have it from the client's messages:
     there it is a little old.
-
-    Args:
-        holders: layer -> the nodes that hold it.
-        options: times, patience, limits.
-        now: seconds by the clock, which all have in common.
     """
 
-    def __init__(
-        self, holders: Sequence[Sequence[int]], options: Service, now: Callable[[], float]
-    ) -> None:
-        self.holders = holders
-        self.options = options
-        self.now = now
+    holders: Sequence[Sequence[int]]  # layer -> the nodes that hold it
+    options: Service
+    now: Callable[[], float]  # seconds by the clock, which all have in common
+
+    def __post_init__(self) -> None:
         self.at = -math.inf  # when all this was so
-        known = sorted({node for nodes in holders for node in nodes})
+        known = sorted({node for nodes in self.holders for node in nodes})
         self.ring = {node: place for place, node in enumerate(known)}
-        takes = options.service + options.hop
+        takes = self.options.service + self.options.hop
         self.takes = dict.fromkeys(known, takes)  # seconds for one micro-batch
         self.due = dict.fromkeys(known, 0.0)  # when it should have done all it has
         self.silent = dict.fromkeys(known, 0.0)  # times in a row
@@ -236,25 +232,14 @@ class Known:
         return Send(node, layer, min(self.now() + self._patience(node), journey.end))
 
 
+@dataclass(eq=False)
 class Client(Known):
-    """Who has micro-batches, and learns of the nodes from their news.
+    """Who has micro-batches, and learns of the nodes from their news."""
 
-    Args:
-        holders: layer -> the nodes that hold it.
-        options: times, patience, limits.
-        now: seconds by the clock, which all have in common.
-        rng: chooses among equals.
-    """
+    rng: np.random.Generator  # chooses among equals
 
-    def __init__(
-        self,
-        holders: Sequence[Sequence[int]],
-        options: Service,
-        now: Callable[[], float],
-        rng: np.random.Generator,
-    ) -> None:
-        super().__init__(holders, options, now)
-        self.rng = rng
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.waiting = dict.fromkeys(self.takes, 0)  # own micro-batches at the node
         self.last = dict.fromkeys(self.takes, 0.0)  # when it answered last
 
@@ -285,7 +270,9 @@ class Client(Known):
             if isinstance(step, Wait):
                 heard = yield Step(journey, None, step.until)
             else:
-                asked = self._count(step)
+                asked = self.now()
+                self.due[step.node] = asked + self.expected(step.node)
+                self.waiting[step.node] += 1
                 until = min(step.until + self.options.hop, journey.end)
                 heard = yield Step(journey, None if onward else step, until)
                 self._learn(step, asked, heard, whole=asked < until < journey.end)
@@ -304,8 +291,8 @@ class Client(Known):
         """
         if isinstance(heard, Send):
             return heard == step.send
-        known = {heard.node} | ({heard.onward.node} if heard.onward else set())
-        return len(heard.route) > len(step.journey.route) and known <= self.takes.keys()
+        nodes = {heard.node, heard.onward.node if heard.onward else heard.node}
+        return len(heard.route) > len(step.journey.route) and nodes <= self.takes.keys()
 
     def _next(self, journey: Journey) -> tuple[Journey, Send | Wait | None]:
         """Choose what the client does where no node goes on.
@@ -327,22 +314,14 @@ class Client(Known):
                     continue
             if found and (journey.policy == "any" or self.expected(found[0][0]) <= left):
                 return journey, self._send(*found[self.rng.integers(len(found))], journey)
-            resting = [
-                self.until[node]
-                for layer in layers
-                for node in self.holders[layer]
-                if self.until[node] > self.now()
+            asked_again = {self.until[node] for layer in layers for node in self.holders[layer]}
+            in_time = [
+                until
+                for until in asked_again
+                if until > self.now() and until + self.options.service < journey.end
             ]
-            in_time = [until for until in resting if until + self.options.service < journey.end]
             return journey, Wait(min(in_time)) if in_time else None
         return journey, None
-
-    def _count(self, step: Send) -> float:
-        """Remember that a node has a micro-batch more. Returns when that was."""
-        now = self.now()
-        self.due[step.node] = now + self.expected(step.node)
-        self.waiting[step.node] += 1
-        return now
 
     def _learn(self, step: Send, asked: float, heard: News | Send | None, whole: bool) -> None:
         """Update what is known of a node that was asked.

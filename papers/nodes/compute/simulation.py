@@ -7,6 +7,7 @@ their turn comes.
 """
 
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
 from math import gamma
 from typing import Any, NamedTuple
 
@@ -27,6 +28,9 @@ class Absence(NamedTuple):
     end: float
 
 
+PAST = Absence(0.0, 0.0)
+
+
 def absences(fault: Fault, service: float, rng: np.random.Generator) -> Iterator[Absence]:
     """When one node is away.
 
@@ -44,18 +48,16 @@ def absences(fault: Fault, service: float, rng: np.random.Generator) -> Iterator
         long = scale * rng.gamma(1 + 1 / fault.shape) ** (1 / fault.shape)
         return factor * long * rng.random()
 
-    now = 0.0
     if rng.random() < fault.away:
-        now = rest(1.0)
-        yield Absence(0.0, now)
-        now += longer * scale * rng.weibull(fault.shape)
+        start = 0.0
+        end = rest(1.0)
     else:
-        now = rest(longer)
+        start = rest(longer)
+        end = start + scale * rng.weibull(fault.shape)
     while True:
-        start = now
-        now += scale * rng.weibull(fault.shape)
-        yield Absence(start, now)
-        now += longer * scale * rng.weibull(fault.shape)
+        yield Absence(start, end)
+        start = end + longer * scale * rng.weibull(fault.shape)
+        end = start + scale * rng.weibull(fault.shape)
 
 
 class Troubles(NamedTuple):
@@ -77,34 +79,21 @@ class Troubles(NamedTuple):
         return cls(gone, slow, away)
 
 
+@dataclass
 class Node:
-    """A simulated node.
+    """A simulated node."""
 
-    Args:
-        env: of the simulation.
-        service: seconds for one layer of one micro-batch, all in all.
-        away: when it is away.
-    """
-
-    def __init__(self, env: simpy.Environment, service: float, away: Iterator[Absence]) -> None:
-        self.env = env
-        self.service = service
-        self.away = away
-        self.absence = next(away, Absence(FOREVER, FOREVER))
-        self.free = 0.0  # when it has done all that it has
-        self.busy = 0.0  # seconds in which it worked
-        self.known: dict[Client, Known] = {}  # what it has from each
-
-    def latest(self, client: Client, known: Known) -> Known:
-        """What it knows from a client, with this."""
-        if client not in self.known or known.at > self.known[client].at:
-            self.known[client] = known
-        return self.known[client]
+    service: float  # seconds for one layer of one micro-batch, all in all
+    away: Iterator[Absence]
+    absence: Absence = PAST  # the last one, or the next
+    free: float = 0.0  # when it has done all that it has
+    busy: float = 0.0  # seconds in which it worked
+    known: dict[Client, Known] = field(default_factory=dict)  # what it has from each
 
     def present(self, time: float) -> float:
         """When it is first present, from a time on that never goes back."""
         while self.absence.end <= time:
-            self.absence = next(self.away)
+            self.absence = next(self.away, Absence(FOREVER, FOREVER))
         return self.absence.end if self.absence.start <= time else time
 
     def done(self, arrival: float, until: float = FOREVER) -> float:
@@ -140,7 +129,7 @@ class World:
         self.nodes = []
         for node, away in enumerate(self.troubles.away):
             times = fault.slow if node == self.troubles.slow else 1
-            self.nodes.append(Node(self.env, options.service * times + options.handling, away))
+            self.nodes.append(Node(options.service * times + options.handling, away))
 
     def client(self, holders: Sequence[Sequence[int]], *key: int | str) -> Client:
         """One that knows these nodes."""
@@ -163,19 +152,23 @@ class World:
         self, client: Client, journey: Journey, send: Send, inbox: simpy.Store
     ) -> Generator[simpy.Event, Any, None]:
         """A micro-batch goes from node to node, as far as it comes."""
-        known = Known(client.holders, self.options, client.now)
-        known.read(client.table(), self.env.now)
+        table, at = client.table(), self.env.now
         if send.node in self.troubles.gone:  # a process that is no more: its machine says so
             yield self.env.timeout(self._way() + self._way())
             inbox.put(send)
             return
         while True:
             yield self.env.timeout(self._way())
-            done = self.nodes[send.node].done(self.env.now, send.until)
+            node = self.nodes[send.node]
+            done = node.done(self.env.now, send.until)
             if done > send.until or send.node in self.troubles.gone:
                 return
             yield self.env.timeout(done - self.env.now)
-            known = self.nodes[send.node].latest(client, known)
+            if client not in node.known:
+                node.known[client] = Known(client.holders, self.options, client.now)
+            known = node.known[client]
+            known.read(table, at)
+            table, at = known.table(), known.at
             journey = journey._replace(route=(*journey.route, send.layer))
             onward = known.onward(journey, send.node)
             self.env.process(self._tell(News(send.node, journey.route, onward), inbox))

@@ -4,27 +4,23 @@ Source: over-smoothing, "Examining over-smoothness".
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from timm.layers.attention import Attention
 from timm.models.cait import TalkingHeadAttn
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
 from lsvit.routed import RoutedModel, Samples
-from lsvit.routes import Order, arbitrary, generator, per_sample, sequential
+from lsvit.routes import arbitrary, generator, per_sample, sequential
 from papers.smoothing.losses import patch_cosine
 from papers.smoothing.section import PROFILE, ProfileConfig
-from pipeline.data.splits import Split
 from pipeline.files import write_json
 from pipeline.models.tokens import check_pairs
-from pipeline.training.devices import Execution, sums_type
+from pipeline.training.devices import sums_type
 from pipeline.training.scoring import batches_along, open_model, open_split
-
-ATTENTION = (Attention, TalkingHeadAttn)
 
 
 def attention_scores(attention: Any, tokens: Tensor) -> Tensor:
@@ -38,8 +34,8 @@ def attention_scores(attention: Any, tokens: Tensor) -> Tensor:
     Returns:
         (B, heads, N, N), rows sum to 1.
     """
-    qkv = attention.qkv(tokens).unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
-    q, k = qkv[0], qkv[1]
+    qkv = attention.qkv(tokens).unflatten(-1, (3, attention.num_heads, -1))
+    q, k, _ = qkv.permute(2, 0, 3, 1, 4)
     if isinstance(attention, TalkingHeadAttn):
         products = (q * attention.scale @ k.transpose(-2, -1)).permute(0, 2, 3, 1)
         logits = attention.proj_l(products).permute(0, 3, 1, 2)
@@ -48,7 +44,7 @@ def attention_scores(attention: Any, tokens: Tensor) -> Tensor:
     return logits.float().softmax(-1)
 
 
-class Smoothness(AbstractContextManager):
+class Smoothness(ExitStack):
     """A tap of patch cosine similarity along a route and of the deviation of attention scores.
 
     Within the context it listens to the inputs of the attention modules and computes their scores
@@ -59,23 +55,17 @@ class Smoothness(AbstractContextManager):
     """
 
     def __init__(self, model: RoutedModel) -> None:
+        super().__init__()
         self.model = model
-        # Sum over the images and their number, after so many layers.
-        self.cosine: dict[int, tuple[Tensor, int]] = {}
-        # The same of the layer run first, second, ...
-        self.attention: dict[int, tuple[Tensor, int]] = {}
+        # Of a measure after so many layers: the sum over the images, and their number.
+        self.sums: dict[tuple[str, int], tuple[Tensor, int]] = {}
         self._deviations: dict[Any, Tensor] = {}  # (n,) of the attention modules that ran last
-        self._handles: list[RemovableHandle] = []  # within the context
 
-    def __enter__(self) -> "Smoothness":
+    def __enter__(self) -> Self:
         for module in self.model.backbone.blocks.modules():
-            if isinstance(module, ATTENTION):
-                self._handles.append(module.register_forward_pre_hook(self._listen))
+            if isinstance(module, Attention | TalkingHeadAttn):
+                self.enter_context(module.register_forward_pre_hook(self._listen))
         return self
-
-    def __exit__(self, *error: object) -> None:
-        for handle in self._handles:
-            handle.remove()
 
     def _listen(self, module: Any, inputs: tuple[Any, ...]) -> None:
         prefix = self.model.num_prefix_tokens
@@ -87,11 +77,17 @@ class Smoothness(AbstractContextManager):
     ) -> None:
         """See :class:`lsvit.routed.Tap`."""
         if depth == 0:
-            _add(self.cosine, 0, patch_cosine(self.model.patches(before)))
-        _add(self.cosine, depth + 1, patch_cosine(self.model.patches(after)))
+            self._add("patch_cosine", 0, patch_cosine(self.model.patches(before)))
+        self._add("patch_cosine", depth + 1, patch_cosine(self.model.patches(after)))
         for module in self.model.backbone.blocks[layer].modules():
             if module in self._deviations:
-                _add(self.attention, depth, self._deviations.pop(module))
+                self._add("attention_std", depth + 1, self._deviations.pop(module))
+
+    def _add(self, measure: str, depth: int, values: Tensor) -> None:
+        """Add values (n,), one an image, to the sum of a depth and its number of values."""
+        total, count = self.sums.get((measure, depth), (0, 0))
+        summed = values.detach().to(sums_type(values.device)).sum()
+        self.sums[measure, depth] = total + summed, count + len(values)
 
     def profile(self) -> dict[str, list[float | None]]:
         """Average over the images.
@@ -100,45 +96,12 @@ class Smoothness(AbstractContextManager):
             `patch_cosine` after 0, 1, ... layers (L + 1 numbers); `attention_std` of the layers
             run first, second, ... (L; None where a layer has no attention that timm's ViTs share).
         """
-        cosine = {depth: (total / n).item() for depth, (total, n) in self.cosine.items()}
-        attention = {depth: (total / n).item() for depth, (total, n) in self.attention.items()}
+        means = {key: (total / count).item() for key, (total, count) in self.sums.items()}
+        depths = range(1 + max((depth for _, depth in means), default=-1))
         return {
-            "patch_cosine": [cosine[depth] for depth in range(len(cosine))],
-            "attention_std": [attention.get(depth) for depth in range(len(cosine) - 1)],
+            "patch_cosine": [means["patch_cosine", depth] for depth in depths],
+            "attention_std": [means.get(("attention_std", depth)) for depth in depths[1:]],
         }
-
-
-def _add(sums: dict[int, tuple[Tensor, int]], depth: int, values: Tensor) -> None:
-    """Add values (n,), one an image, to the sum of a depth and its number of values."""
-    total, count = sums.get(depth, (0, 0))
-    summed = values.detach().to(sums_type(values.device)).sum()
-    sums[depth] = total + summed, count + len(values)
-
-
-@torch.inference_mode()
-def profile(
-    model: RoutedModel,
-    split: Split,
-    images: int,
-    batch_size: int,
-    order: Order,
-    seed: int,
-    execution: Execution,
-) -> dict[str, list[float | None]]:
-    """Take the profile, as :class:`Smoothness`, of so many images of a split, always the same.
-
-    In `arbitrary` order each has one of its own.
-    """
-    model.eval()
-    chosen = torch.from_numpy(split.subset(images))
-    sampler = arbitrary if order == "arbitrary" else sequential
-    routes = torch.from_numpy(
-        per_sample(sampler, generator("profiles", seed), model.num_layers, len(chosen))
-    )
-    with Smoothness(model) as found, execution.context():
-        for _, batch, _, route in batches_along(split, chosen, routes, batch_size):
-            model.tokens(batch, route, [found])
-    return found.profile()
 
 
 def measure(
@@ -148,9 +111,10 @@ def measure(
     folder: Path,
     report: Callable[[dict], None],
 ) -> None:
-    """Take the profile of one model over training images, and write `profile.json`.
+    """Take the profile, as :class:`Smoothness`, of one model, and write `profile.json`.
 
-    Without weights it is that of the random initialisation.
+    It is over so many training images, always the same. In `arbitrary` order each has one of its
+    own. Without weights it is that of the random initialisation.
 
     Raises:
         UserError: the weights or the data do not fit.
@@ -161,8 +125,13 @@ def measure(
     check_pairs(model.backbone, "smoothing")
     split = open_split(config, data, "train", model)
     options = config.options
-    found = profile(
-        model, split, options.images, options.batch_size, config.order, options.seed, execution
-    )
-    write_json(folder / PROFILE, found)
+    chosen = torch.from_numpy(split.subset(options.images))
+    sampler = arbitrary if config.order == "arbitrary" else sequential
+    routes = per_sample(sampler, generator("profiles", options.seed), model.num_layers, len(chosen))
+    batches = batches_along(split, chosen, torch.from_numpy(routes), options.batch_size)
+    model.eval()
+    with torch.inference_mode(), Smoothness(model) as found, execution.context():
+        for _, images, _, route in batches:
+            model.tokens(images, route, [found])
+    write_json(folder / PROFILE, found.profile())
     report({"text": f"runs on {execution}"})

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import UNTRAINED
 from pipeline.files import read_json
-from pipeline.jobs.files import DATA, FINETUNED, HISTORY, RESULTS, weights_file
+from pipeline.jobs.files import HISTORY, RESULTS, weights_file
 from pipeline.jobs.job import Job
 from pipeline.jobs.plan import Plan as BasePlan
 from pipeline.jobs.rows import read_rows, seed_means
@@ -65,15 +66,9 @@ class Profiled(NamedTuple):
 class Plan(BasePlan):
     """Makes the jobs from params.yaml: first the trainings, then the profiles of what they left."""
 
-    def __init__(
-        self,
-        params: Params,
-        data: Path = DATA,
-        folder: Path = FINETUNED,
-        evaluated: Path = RESULTS / "prune_eval.csv",
-    ) -> None:
-        super().__init__(params, Smoothing, data, folder)
-        self.evaluated = evaluated
+    def __init__(self, params: Params) -> None:
+        super().__init__(params, Smoothing)
+        self.evaluated = RESULTS / "prune_eval.csv"
 
     def models(self) -> list[Model]:
         """The models to train from scratch, each once, longest first.
@@ -82,23 +77,20 @@ class Plan(BasePlan):
         """
         options = self.options
         whole, best = options.recipe, options.best
-        depths = sorted(set(options.depths), reverse=True)
-        chosen = []
-        for depth in depths:
-            chosen += [(depth, losses, whole, WHOLE, False) for losses in options.losses]
-        for depth in depths[:1]:
-            for rate in options.drop_paths:
-                recipe = whole.model_copy(update={"drop_path": rate})
-                changed = name_drop_path(rate, whole.drop_path)
-                for losses in (best.model_copy(update={"contrastive": None}), best):
-                    chosen.append((depth, losses, recipe, changed, True))
+        depths = sorted(options.depths, reverse=True)
+        rows = product(depths, options.losses)
+        chosen = [(depth, losses, whole, WHOLE, False) for depth, losses in rows]
+        for depth, rate in product(depths[:1], options.drop_paths):
+            recipe = whole.model_copy(update={"drop_path": rate})
+            changed = name_drop_path(rate, whole.drop_path)
+            for losses in (best.model_copy(update={"contrastive": None}), best):
+                chosen.append((depth, losses, recipe, changed, True))
         if options.removed:
             recipes = {WHOLE: whole}
             recipes |= {f"without_{part}": whole.without(part) for part in options.removed}
-            for depth in depths[-1:]:
-                for changed, recipe in recipes.items():
-                    for losses in (Losses(), best):
-                        chosen.append((depth, losses, recipe, changed, False))
+            rows = product(depths[-1:], recipes, (Losses(), best))
+            for depth, changed, losses in rows:
+                chosen.append((depth, losses, recipes[changed], changed, False))
         chosen += [(depth, best, whole, WHOLE, True) for depth in options.talking_heads]
         models = []
         for depth, losses, recipe, changed, talking_heads in dict.fromkeys(chosen):
@@ -118,11 +110,10 @@ class Plan(BasePlan):
 
     def references(self) -> list[Model]:
         """Random initialisations, one a depth and seed."""
-        depths = sorted(set(self.options.depths), reverse=True)
         plain = self.params.make_variant(route="sequential")
         return [
             Model(UNTRAINED, plain, preset(self.params, depth), seed)
-            for depth in depths
+            for depth in sorted(set(self.options.depths), reverse=True)
             for seed in self.seeds
         ]
 
@@ -142,14 +133,13 @@ class Plan(BasePlan):
             weights, accuracies = self._result(model)
             fields = self.fields(model.title, model.variant, weights, model.preset)
             fields |= {"options": options, "precision": self.precision(), "seed": model.seed}
-            inputs = {"data": self.data, "weights": weights}
             is_variant = model.training not in (SCRATCH, UNTRAINED)
             for order in ORDERS if is_variant else ORDERS[:1]:
                 job = Job(
                     f"profile of {model.title} seed {model.seed}, {order}",
                     "papers.smoothing.compute.measures:measure",
                     ProfileConfig(**fields, order=order),
-                    inputs,
+                    {"data": self.data, "weights": weights},
                 )
                 profiles.append(Profiled(model, order, job, accuracies.get(order)))
         return profiles
@@ -161,8 +151,8 @@ class Plan(BasePlan):
         if model.job:
             history = read_json(model.job.folder / HISTORY, list)
             kept = kept_epoch(history, model.variant.route, self.judge)
-            accuracies = {"sequential": kept["validation/sequential/accuracy"]}
-            return model.job.folder / weights_file(self.judge), accuracies
+            weights = model.job.folder / weights_file(self.judge)
+            return weights, {"sequential": kept["validation/sequential/accuracy"]}
         means = seed_means(read_rows(self.evaluated)).loc[(model.training, model.seed)]
         return self.weights_of(model.training, model.seed), means.to_dict()
 
@@ -171,14 +161,13 @@ def list_work(params: Params, num_layers: int) -> list[Work]:
     """List what stage smoothing does, for `lsvit cost`: trainings and a profile of each."""
     plan = Plan(params)
     depths = Counter(model.preset.kwargs["depth"] for model in plan.models())
-    training = params.scratch_training(Smoothing)
     return [
         Work(
             "smoothing",
             f"{depth} layers",
             models,
             preset(params, depth),
-            training=training,
+            training=params.scratch_training(Smoothing),
             passes=[depth],
             images=plan.options.images,
         )

@@ -50,10 +50,9 @@ def profile_rows(profiles: Sequence[Profiled]) -> pd.DataFrame:
             order,
             model.seed,
         )
-        for layer, similarity in enumerate(cosine):
-            rows.append((*model_columns, layer, similarity, attention[layer], accuracy))
-    measures = ("patch_cosine", "attention_std", "accuracy")
-    return pd.DataFrame(rows, columns=COLUMNS).round(dict.fromkeys(measures, 6))
+        for layer, measures in enumerate(zip(cosine, attention, strict=True)):
+            rows.append((*model_columns, layer, *measures, accuracy))
+    return pd.DataFrame(rows, columns=COLUMNS).round(dict.fromkeys(COLUMNS[-3:], 6))
 
 
 def about(params: Params) -> dict[str, Any]:

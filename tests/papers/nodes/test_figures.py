@@ -2,7 +2,7 @@
 
 import pytest
 
-from papers.nodes.figures import draw_away
+from papers.nodes.figures import draw
 from tests.papers.claim_suite import committed
 from tests.papers.drawn import DrawnFigures
 
@@ -11,7 +11,7 @@ from tests.papers.drawn import DrawnFigures
 def test_lines_are_means_over_seeds(copies: int, figures: DrawnFigures) -> None:
     """Right answers above, images a second below, a column for each number of copies."""
     rows = committed().table("nodes")
-    draw_away(figures, rows, 10, 0.1)
+    figures.draw(draw, {"nodes": rows}, {})
     above, below = figures.drawn["nodes"].axes[copies - 1 :: 2]
     shown = rows[(rows["fault"] == "healthy") | rows["fault"].str.startswith("gone")]
     shown = shown[shown["replication"] == copies]

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import simpy
 
 from lsvit.routes import generator
 from papers.nodes.compute.scheduler import (
@@ -342,7 +341,7 @@ def test_what_counts_as_steady() -> None:
 
 
 def test_a_node_drops_what_nobody_waits_for() -> None:
-    node = Node(simpy.Environment(), 1.0, iter(()))
+    node = Node(1.0, iter(()))
     assert node.done(0.0) == 1.0
     assert node.done(0.0, 0.5) == FOREVER
     assert node.done(0.0, 1.5) == 2.0  # begun in time

@@ -4,6 +4,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,9 +23,8 @@ from torch.nn.functional import one_hot
 from lsvit.routed import RoutedModel
 from lsvit.routes import generator
 from papers import Variant
-from papers.smoothing.augmentation import mix_patches
+from papers.smoothing.augmentation import augment, mix_patches
 from papers.smoothing.section import Losses, Recipe
-from papers.smoothing.training import Augmentation
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.data.resize import Resize
@@ -32,7 +32,7 @@ from pipeline.data.splits import Split
 from pipeline.jobs.configs import TrainConfig
 from pipeline.models.weights import build
 from pipeline.training.loop import Run, seed_libraries, train_epoch
-from pipeline.training.objectives import Batch
+from pipeline.training.objectives import Augment, Batch
 from tests.papers.smoothing.by_hand import RECIPE
 from tests.pipeline.training.test_loop import rates_of
 
@@ -56,14 +56,14 @@ def patches_of(images: Tensor, grid: tuple[int, int]) -> Tensor:
     return torch.nn.functional.unfold(images, size, stride=size).transpose(1, 2)
 
 
-def augmentation(channels: int = 3, **recipe: Any) -> Augmentation:
+def augmentation(channels: int = 3, **recipe: Any) -> Augment:
     """Of 7 classes on a grid of 2 x 3. Normalised images are 4 times their pixels less a mean."""
     scale = torch.full((1, channels, 1, 1), 4.0)
     resize = Resize(24, "bilinear", 24)
     split: Any = SimpleNamespace(
         device="cpu", scale=scale, shift=-4 * MEANS[None, :channels], resize=resize
     )
-    return Augmentation(Recipe(**recipe), 7, (2, 3), split)
+    return partial(augment, recipe=Recipe(**recipe), num_classes=7, grid=(2, 3), split=split)
 
 
 def augmented(images: Tensor, **recipe: Any) -> Tensor:

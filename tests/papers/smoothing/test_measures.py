@@ -18,7 +18,7 @@ from lsvit.routed import RoutedModel
 from lsvit.routes import arbitrary, drop, generator, per_sample
 from lsvit.weights import save_weights
 from papers import Variant
-from papers.smoothing.compute.measures import Smoothness, measure, profile
+from papers.smoothing.compute.measures import Smoothness, measure
 from papers.smoothing.section import PROFILE, ProfileConfig, SmoothingProfiles
 from pipeline.config.presets import ModelPreset
 from pipeline.errors import UserError
@@ -46,6 +46,7 @@ MODELS: dict[str, Callable[[], Any]] = FAMILIES | {
     "resmlp": lambda: small(MlpMixer, block_layer=ResBlock, mlp_ratio=4),
 }
 KINDS = [*MODELS, "position"]
+TWENTY = SmoothingProfiles(images=20, batch_size=8, seed=0)
 ROUTES: dict[str, Any] = {
     "repeated layers": (2, 0, 0, 3),
     "of different lengths": table(drop(0.5), 7),
@@ -136,11 +137,39 @@ def test_profiles_are_means_of_images_measured_alone(kind: str, route: str) -> N
     assert max(cosines) - min(cosines) > 0.005  # else this shows little
 
 
+@pytest.fixture
+def measured(pico: ModelPreset, prepared: Path, tmp_path: Path) -> Callable[..., Any]:
+    """Measures a model as a job does."""
+    fields = {"title": "test", "dataset": "bars", "model_name": "pico", "device": "cpu"}
+    fields |= {"data_sha256": "", "precision": "fp32", "weights_sha256": None}
+
+    def run(
+        seed: int,
+        weights: Path | None = None,
+        model: ModelPreset = pico,
+        order: str = "sequential",
+        options: SmoothingProfiles = TWENTY,
+        **keys: Any,
+    ) -> Any:
+        config = ProfileConfig.model_validate(
+            fields
+            | {"model": model, "seed": seed, "order": order, "options": options}
+            | {"variant": Variant(route="arbitrary", **keys)}
+        )
+        measure(config, prepared, weights, tmp_path, lambda event: None)
+        return json.loads((tmp_path / PROFILE).read_text())
+
+    return run
+
+
 @pytest.mark.parametrize("order", ["sequential", "arbitrary"])
-def test_profile_of_a_split(train_config: Config, prepared: Path, order: Any) -> None:
+def test_profile_of_a_split(
+    train_config: Config, prepared: Path, measured: Any, order: Any
+) -> None:
     """Always the same images, in arbitrary order each along a route of its own."""
     torch.manual_seed(0)
-    model, execution = open_model(config := train_config(), prepared, None)
+    model, _ = open_model(config := train_config(), prepared, None)
+    model.eval()
     split = open_split(config, prepared, "train", model)
     routes = per_sample(arbitrary, generator("profiles", 5), 4, 9)
     profiles = []
@@ -150,31 +179,14 @@ def test_profile_of_a_split(train_config: Config, prepared: Path, order: Any) ->
             own_route = route if order == "arbitrary" else range(4)
             profiles.append(by_hand(model, image, own_route))
     for batch_size in (9, 4):
-        found = profile(model, split, 9, batch_size, order, 5, execution)
+        options = SmoothingProfiles(images=9, batch_size=batch_size, seed=5)
+        found = measured(0, order=order, options=options)
         cosines, deviations = (mean_by_depth(list(lists)) for lists in zip(*profiles, strict=True))
         assert found["patch_cosine"] == pytest.approx(cosines, abs=1e-5)
         assert found["attention_std"] == pytest.approx(deviations, abs=1e-6)
-    others = profile(model, split, 9, 4, order, 6, execution)
+    options = SmoothingProfiles(images=9, batch_size=4, seed=6)
+    others = measured(0, order=order, options=options)
     assert (others == found) == (order == "sequential")
-
-
-@pytest.fixture
-def measured(pico: ModelPreset, prepared: Path, tmp_path: Path) -> Callable[..., Any]:
-    """Measures a model as a job does."""
-    fields = {"title": "test", "dataset": "bars", "model_name": "pico", "device": "cpu"}
-    fields |= {"data_sha256": "", "precision": "fp32", "order": "sequential"}
-
-    def run(seed: int, weights: Path | None = None, model: ModelPreset = pico, **keys: Any) -> Any:
-        config = ProfileConfig.model_validate(
-            fields
-            | {"model": model, "weights_sha256": None, "seed": seed}
-            | {"variant": Variant(route="arbitrary", **keys)}
-            | {"options": SmoothingProfiles(images=20, batch_size=8, seed=0)}
-        )
-        measure(config, prepared, weights, tmp_path, lambda event: None)
-        return json.loads((tmp_path / PROFILE).read_text())
-
-    return run
 
 
 def test_measure_writes_a_profile(measured: Any, pico: ModelPreset, tmp_path: Path) -> None:

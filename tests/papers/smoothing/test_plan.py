@@ -27,7 +27,9 @@ EVERY_TABLE = {
 def plan(params: Params, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
     """Of the default cell, on other data, with every table's rows."""
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
-    plan = Plan(params, prepared, tmp_path / "finetune", tmp_path / "prune_eval.csv")
+    plan = Plan(params)
+    plan.data, plan.folder = prepared, tmp_path / "finetune"
+    plan.evaluated = tmp_path / "prune_eval.csv"
     losses = [Losses(), plan.options.best]
     plan.options = plan.options.model_copy(update=EVERY_TABLE | {"losses": losses})
     return plan
