@@ -1,6 +1,6 @@
 """What the over-smoothing paper's claims are decided on."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -132,7 +132,7 @@ def change_of_order(e: Evidence, variant: str) -> np.ndarray:
     return np.abs(arbitrary - sequential)
 
 
-MEASURES = {
+MEASURES: dict[str, Callable[..., np.ndarray]] = {
     measure.__name__: measure
     for measure in (
         similarity,

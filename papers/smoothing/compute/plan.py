@@ -88,8 +88,7 @@ class Plan(BasePlan):
         if options.removed:
             recipes = {WHOLE: whole}
             recipes |= {f"without_{part}": whole.without(part) for part in options.removed}
-            rows = product(depths[-1:], recipes, (Losses(), best))
-            for depth, changed, losses in rows:
+            for depth, changed, losses in product(depths[-1:], recipes, (Losses(), best)):
                 chosen.append((depth, losses, recipes[changed], changed, False))
         chosen += [(depth, best, whole, WHOLE, True) for depth in options.talking_heads]
         models = []
