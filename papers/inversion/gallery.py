@@ -39,7 +39,7 @@ class Gallery:
             rows = rows[rows[key] == value]
         first = rows.groupby(["family", "weights"], sort=False)["seed"].transform("first")
         entries = []
-        shown: Any = rows.loc[rows["seed"] == first, [*KEYS, "file"]]
+        shown = rows.loc[rows["seed"] == first, [*KEYS, "file"]]
         for *values, file in shown.itertuples(index=False):
-            entries.append(Entry(*values, read_arrays(self.folder / file)))
+            entries.append(Entry._make([*values, read_arrays(self.folder / file)]))
         return entries

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Self
+from typing import Any, Self
 
 from pipeline.config.params import Params
 from pipeline.config.resolve import Value
@@ -122,7 +122,7 @@ def show_values(title: str, values: dict[str, Value]) -> None:
 
 
 def show_trainings(
-    trainings: Mapping[str, tuple[TrainConfig, dict[str, Value]]],
+    trainings: Mapping[str, tuple[Any, dict[str, Value]]],
     seeds: Sequence[int],
     params: Params,
 ) -> None:

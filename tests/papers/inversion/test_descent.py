@@ -218,7 +218,8 @@ def test_verdicts(embedding: float, input: float, met: float, expected: str) -> 
 def points_of(num_layers: int, depths: list[int] | None, drawn: int, **keys: Any) -> Any:
     """The points of a model for three images; `drawn` is the seed of the section."""
     options = OPTIONS.model_copy(update={"depths": depths, "images": 3, "seed": drawn})
-    config = InversionConfig.model_construct(**{"options": options, "alone": False} | keys)
+    fields: dict[str, Any] = {"options": options, "alone": False} | keys
+    config = InversionConfig.model_construct(None, **fields)
     return make_points(num_layers, config)
 
 
@@ -435,10 +436,8 @@ def test_measure_of_untrained_models(inverted: Callable[..., Outcome], prepared:
     outcome = inverted(seed=4, order="arbitrary")
     torch.manual_seed(4)
     model = build(TINY, 10)
-    config = InversionConfig.model_construct(
-        options=OPTIONS, alone=False, order="arbitrary", seed=4
-    )
-    points = make_points(3, config)
+    fields: dict[str, Any] = {"options": OPTIONS, "alone": False, "order": "arbitrary", "seed": 4}
+    points = make_points(3, InversionConfig.model_construct(None, **fields))
     check(outcome, model, prepared, [route for routes in points.values() for route in routes])
     assert not inverted(seed=5, order="arbitrary").same(outcome)
 

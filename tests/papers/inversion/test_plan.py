@@ -170,7 +170,7 @@ def test_the_chosen_model_as_a_family_is_inverted_once(make: Make, params: Param
 def keys(plan: Plan) -> dict[str, dict[str, str]]:
     """Keys of the jobs by kind and title."""
     own = plan.subjects()
-    jobs = {
+    jobs: dict[str, dict[Any, Any]] = {
         "trainings": trainings_of(plan),
         "inversions": plan.inversions(own),
         "class images": plan.class_images(own),

@@ -140,8 +140,8 @@ def test_profiles_are_means_of_images_measured_alone(kind: str, route: str) -> N
 @pytest.fixture
 def measured(pico: ModelPreset, prepared: Path, tmp_path: Path) -> Callable[..., Any]:
     """Measures a model as a job does."""
-    fields = {"title": "test", "dataset": "bars", "model_name": "pico", "device": "cpu"}
-    fields |= {"data_sha256": "", "precision": "fp32", "weights_sha256": None}
+    fields: dict[str, Any] = {"title": "test", "dataset": "bars", "model_name": "pico"}
+    fields |= {"device": "cpu", "data_sha256": "", "precision": "fp32", "weights_sha256": None}
 
     def run(
         seed: int,
