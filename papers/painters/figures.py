@@ -68,8 +68,10 @@ def draw_strategies(figures: Figures, rows: pd.DataFrame, loops: int, chance: fl
 
 
 def draw(results: Results, params: Params) -> dict[str, str]:
-    """Draw the figure. Returns captions by title."""
+    """Draw the figure if there are rows. Returns captions by title."""
     rows = results.table("painters")
+    if rows.empty:
+        return {}
     figures = Figures.of(results, params)
     loops = params.resolve(Painters).loops
     return {"Painters": draw_strategies(figures, rows, loops, results.chance)}

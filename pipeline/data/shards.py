@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from lsvit.text import one_line
 from pipeline.errors import UserError
 
 BATCH = 64  # images of a record batch of decoded files: what a process holds in memory
@@ -71,7 +70,8 @@ def open_arrow(path: Path) -> list[Arrays]:
     except FileNotFoundError:
         raise UserError(f"{path}: missing; {REMEDY}") from None
     except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path}: damaged ({one_line(error)}); {REMEDY}") from None
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path}: damaged ({reason}); {REMEDY}") from None
     return batches
 
 
@@ -89,6 +89,8 @@ class Maps:
 
     def __getitem__(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Images (B, H, W) or (B, H, W, C) uint8 and labels (B,) int64 at `index` (B,), copied."""
+        if len(self.batches) == 1:
+            return self.batches[0].images[index], self.labels[index]
         images = np.empty((len(index), *self.shape), np.uint8)
         for i, place in enumerate(index):
             batch, row = divmod(place, self.batch_size)
