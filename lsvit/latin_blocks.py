@@ -11,26 +11,36 @@ from lsvit.latin import Latin
 from lsvit.routed import RoutedModel
 
 
-class LatinBlocks(RoutedModel):
-    """In the place of all blocks: tokens (B, N, D) -> (B, N, D), along Latin orders."""
-
-    routes: Latin
+class TokenModel(RoutedModel):
+    """A routed model that begins at its blocks: it takes tokens (B, N, D) in place of images."""
 
     def embed(self, images: Tensor) -> Tensor:
         """They are tokens already."""
         return images
 
-    def forward(self, images: Tensor) -> Tensor:  # type: ignore[override]
+
+class LatinBlocks(nn.Module):
+    """In the place of all blocks: (B, N, D) -> (B, N, D), along Latin orders."""
+
+    def __init__(self, routed: TokenModel, routes: Latin) -> None:
+        super().__init__()
+        self.routed = routed
+        self.routes = routes
+
+    def forward(self, tokens: Tensor) -> Tensor:
         """Run every sample along its order."""
-        return self.tokens(images, self.routes)
+        return self.routed.tokens(tokens, self.routes)
 
 
-def route_tokens(model: nn.Module, path: str) -> LatinBlocks:
-    """The blocks as a routed model.
+def route_tokens(model: nn.Module, path: str, made: TokenModel | None = None) -> TokenModel:
+    """The blocks as a routed model, which keeps what it stacked; `made` if it still holds them.
 
     Raises:
         ValueError: the blocks are not those of a model that :class:`lsvit.RoutedModel` takes.
     """
+    blocks = list(model.get_submodule(path).children())
+    if made is not None and list(made.backbone.blocks) == blocks:
+        return made
     parent = model.get_submodule(path.rpartition(".")[0])
     if not isinstance(parent, VisionTransformer | MlpMixer):
         raise ValueError(
@@ -39,6 +49,5 @@ def route_tokens(model: nn.Module, path: str) -> LatinBlocks:
         )
     stand_in = copy(parent)
     stand_in._forward_pre_hooks = OrderedDict()
-    blocks = nn.Sequential(*model.get_submodule(path).children())
-    stand_in._modules = stand_in._modules | {"blocks": blocks}
-    return LatinBlocks(stand_in)
+    stand_in._modules = stand_in._modules | {"blocks": nn.Sequential(*blocks)}
+    return TokenModel(stand_in)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import reduce
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from timm.models.deit import VisionTransformerDistilled
@@ -15,12 +15,11 @@ from torch.utils.checkpoint import checkpoint
 from lsvit.latin import Latin
 from lsvit.position import Position, PositionEncoding, PositionPrediction
 from lsvit.routes import OneRoute, Routes, RouteTable, Step, as_route
-from lsvit.stacked import Stack, can_stack, is_changed
+from lsvit.stacked import Plain, Stack, can_stack, is_changed, plain
 
 NO_PARTS = Position()
 AnyRoute = Sequence[Step] | Tensor | Routes | None  # what :meth:`RoutedModel.forward` takes
 Samples = slice | Tensor
-Stacks = tuple[Stack, Stack | None]  # the blocks, the projections of a position encoding
 # Stacked layers cost memory and, from some width on, time: benchmarks/latin.json.
 WIDEST_STACK = 256
 
@@ -43,6 +42,15 @@ class Tap(Protocol):
             samples: which samples of the batch these are: ``slice(None)`` for all, else their
                 indices (n,) on the CPU.
         """
+
+
+class Stacks(NamedTuple):
+    """A model's blocks, and its position encoding's projections, joined for Latin routes."""
+
+    # What was joined: another module in its place, or another switch of it, makes new stacks.
+    parts: list[tuple[nn.Module, Plain]]
+    blocks: Stack
+    projections: Stack | None
 
 
 class RoutedModel(nn.Module):
@@ -91,6 +99,7 @@ class RoutedModel(nn.Module):
             self.position["predict"] = PositionPrediction(self.num_layers, width, predict)
         self.exits = nn.ModuleDict({str(depth): head for depth, head in (exits or {}).items()})
         self.checkpointing = False
+        self._made_stacks: Stacks | None = None
 
     @property
     def num_layers(self) -> int:
@@ -230,28 +239,40 @@ class RoutedModel(nn.Module):
         """Call a function. Under `checkpointing` its activations are not kept."""
         if not (self.checkpointing and torch.is_grad_enabled()):
             return run(*args)
-        return checkpoint(run, *args, use_reentrant=False)
+        # Saving the generators' state waits for the device, and only dropout needs it.
+        return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=self._is_random())
+
+    def _is_random(self) -> bool:
+        """True if a block draws random numbers in training: dropout, timm's drop path."""
+        for module in (*self.backbone.blocks.modules(), *self.position.modules()):
+            rate = getattr(module, "p", None) or getattr(module, "drop_prob", None)
+            if isinstance(rate, float) and rate > 0:
+                return True
+        return False
 
     # ---- a route for each sample ---------------------------------------------------------------
 
     def _run_groups(self, state: Tensor, routes: Tensor, taps: Sequence[Tap]) -> Tensor:
         """Routes (B, L): at each depth the samples are sorted by their next layer into groups.
 
-        After each depth they are back in the batch's order.
+        The rows stay sorted between depths, so that each depth moves every sample once; `row[i]` is
+        where sample i lies.
         """
+        row = torch.arange(len(routes))
         for depth, layers in enumerate(routes.unbind(1)):
             order = layers.argsort(stable=True)  # samples by layer; those at their end, -1, first
             sizes = torch.bincount(layers + 1, minlength=self.num_layers + 1).tolist()
             samples = order.split(sizes)
-            places = order.to(state.device, non_blocking=True)
+            places = row[order].to(state.device, non_blocking=True)
             groups = state.index_select(0, places).split(sizes)
             outputs = [groups[0]] if sizes[0] else []
             for layer, size in enumerate(sizes[1:]):
                 if size:
                     group = groups[layer + 1]
                     outputs.append(self.run_step(group, layer, depth, taps, samples[layer + 1]))
-            state = torch.cat(outputs).index_select(0, places.argsort())
-        return state
+            state = torch.cat(outputs)
+            row[order] = torch.arange(len(routes))
+        return state.index_select(0, row.to(state.device, non_blocking=True))
 
     # ---- Latin routes --------------------------------------------------------------------------
 
@@ -265,13 +286,14 @@ class RoutedModel(nn.Module):
         if stacks is None:
             return self._run_groups(state, torch.from_numpy(latin.rows(len(state))), taps)
         route = latin.routes[0]
+        start = latin.first
         end = len(route) - latin.last
-        for depth, layer in enumerate(route[: latin.first]):
-            state = self.run_step(state, layer, depth, taps)
-        if latin.first < end:
+        for depth in range(start):
+            state = self.run_step(state, route[depth], depth, taps)
+        if start < end:
             state = self._run_square(stacks, state, latin, taps)
-        for depth, layer in enumerate(route[end:], end):
-            state = self.run_step(state, layer, depth, taps)
+        for depth in range(end, len(route)):
+            state = self.run_step(state, route[depth], depth, taps)
         return state
 
     def _run_square(
@@ -285,11 +307,10 @@ class RoutedModel(nn.Module):
         batch = len(state)
         num_groups = len(latin.routes)
         share = -(-batch // num_groups)
-        depths = list(range(latin.first, len(latin.routes[0]) - latin.last))
+        depths = range(latin.first, len(latin.routes[0]) - latin.last)
         layers = sorted(route[latin.first] for route in latin.routes)
-        blocks, projections = stacks
-        block = blocks.load(layers, share)
-        projection = projections.load(layers, share) if projections else None
+        block = stacks.blocks.load(layers, share)
+        projection = stacks.projections.load(layers, share) if stacks.projections else None
 
         def run(state: Tensor, depth: int) -> Tensor:
             if projection:
@@ -299,12 +320,16 @@ class RoutedModel(nn.Module):
         # The state is (groups, share, N, D). Inside the square a group lies in the slot of the
         # layer that it runs. E.g. groups 0, 1, 2 run layers 7, 3, 5: slots 0, 1, 2 hold groups 1,
         # 2, 0.
-        group_in = torch.tensor(latin.routes)[:, depths].argsort(0).T  # (depths, slots)
-        slot_of = group_in.argsort(1)  # (depths, groups)
+        group_in: list[list[int]] = []  # by depth, then by slot
+        for depth in depths:
+            group_of = {route[depth]: group for group, route in enumerate(latin.routes)}
+            group_in.append([group_of[layer] for layer in layers])
         # Where each slot's group lay one depth before: outside the square in its own slot.
-        outside = torch.arange(num_groups)[None]
-        moves = torch.cat([outside, slot_of]).gather(1, torch.cat([group_in, outside]))
-        moves = moves.to(state.device, non_blocking=True)
+        in_order = list(range(num_groups))
+        gather_index = []
+        for old, new in zip([in_order, *group_in], [*group_in, in_order], strict=True):
+            gather_index.append([old.index(group) for group in new])
+        moves = torch.tensor(gather_index).to(state.device, non_blocking=True)
 
         samples = [torch.arange(batch)[group::num_groups] for group in range(num_groups)]
         padded = pad(state, (0, 0, 0, 0, 0, num_groups * share - batch))
@@ -314,7 +339,7 @@ class RoutedModel(nn.Module):
             after = self._recomputed(run, before.flatten(0, 1), depth)
             state = after.unflatten(0, (num_groups, share))
             for slot, layer in enumerate(layers):
-                own = samples[group_in[i, slot]]
+                own = samples[group_in[i][slot]]
                 if len(own):
                     for tap in taps:
                         tap(depth, layer, before[slot, : len(own)], state[slot, : len(own)], own)
@@ -322,14 +347,27 @@ class RoutedModel(nn.Module):
 
     def _stacks(self) -> Stacks | None:
         """The blocks as one; None where they cannot be, or that is not faster."""
-        if self.backbone.embed_dim > WIDEST_STACK or is_changed(self.backbone.blocks):
+        blocks = list(self.backbone.blocks)
+        if self.backbone.embed_dim > WIDEST_STACK:
             return None
-        if any(map(is_changed, self.position.modules())) or not can_stack(self.backbone.blocks):
-            return None
-        projections = None
-        if "encode" in self.position:
-            projections = Stack(self.position["encode"].projections)
-        return Stack(self.backbone.blocks), projections
+        parts = []
+        for module in (*self.backbone.blocks.modules(), *self.position.modules()):
+            found = plain(module)
+            if found is None or is_changed(module):
+                return None
+            parts.append((module, found))
+        if self._made_stacks is None or self._made_stacks.parts != parts:
+            if not can_stack(blocks):
+                return None
+            projections = None
+            if "encode" in self.position:
+                projections = Stack(list(self.position["encode"].projections))
+            self._made_stacks = Stacks(parts, Stack(blocks), projections)
+        return self._made_stacks
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Stacks hold tensors of the last pass, which cannot be copied. A copy makes its own.
+        return super().__getstate__() | {"_made_stacks": None}
 
     # ---- checks --------------------------------------------------------------------------------
 

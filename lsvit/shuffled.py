@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from lsvit.blocks import COMPILED, Blocks, check_least, check_whole, count_blocks, find_blocks
 from lsvit.latin import Latin
 from lsvit.latin import latin as draw_latin
-from lsvit.latin_blocks import route_tokens
+from lsvit.latin_blocks import LatinBlocks, TokenModel, route_tokens
 from lsvit.reordered import InOriginalOrder, Modules, reorder, repeat
 from lsvit.routed import RoutedModel
 from lsvit.routes import OneRoute, Route, Sampler, as_route, between, generator
@@ -237,6 +237,7 @@ class Shuffle:
         self._per_rank = per_rank
         # A list, and its modules while others are in their place
         self._original: tuple[nn.Module, Modules] | None = None
+        self._routed: TokenModel | None = None
         container = model.get_submodule(blocks)
         self.num_layers = count_blocks(model, blocks)
         self._side_by_side = isinstance(model, RoutedModel)
@@ -276,9 +277,8 @@ class Shuffle:
             return args, kwargs | {"route": order}
         self._original = container, container._modules
         if isinstance(order, Latin):
-            along_latin = route_tokens(model, self.blocks)
-            along_latin.routes = order
-            container._modules = {"0": along_latin}
+            self._routed = route_tokens(model, self.blocks, self._routed)
+            container._modules = {"0": LatinBlocks(self._routed, order)}
         else:
             container._modules = reorder(container._modules, order)
             if len(order) > self.num_layers:
@@ -370,7 +370,7 @@ class Shuffle:
                 container._modules = kind(container._modules.items())
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_handles": self._alive(), "fixed": None}
+        return self.__dict__ | {"_handles": self._alive(), "_routed": None, "fixed": None}
 
     def __repr__(self) -> str:
         return f"Shuffle(blocks={self.blocks!r}, seed={self.seed}, step={self.step})"

@@ -21,13 +21,15 @@ OF_TORCH = vars(nn.Module()).keys() - {"training"} | {"_compiled_call_impl"}
 
 def can_stack(modules: Sequence[nn.Module]) -> bool:
     """True if modules differ in their parameters' values alone, and :class:`Stack` knows them."""
-    descriptions = []
-    for module in modules:
-        if list(module.buffers()) or not all(map(_is_known, module.modules())):
-            return False
-        parts = module.named_modules()
-        descriptions.append([(name, type(part), plain(part)) for name, part in parts])
-    return all(description == descriptions[0] for description in descriptions)
+    if any(list(module.buffers()) for module in modules):
+        return False
+    if not all(map(_is_known, modules[0].modules())):
+        return False
+    first, *others = [
+        [(name, type(part), plain(part)) for name, part in module.named_modules()]
+        for module in modules
+    ]
+    return all(other == first for other in others)
 
 
 def is_changed(module: nn.Module) -> bool:
@@ -53,9 +55,7 @@ def plain(module: nn.Module) -> Plain | None:
 
 
 def _is_known(module: nn.Module) -> bool:
-    """True if the module's own parameters can be joined, or it has none, and runs as it says."""
-    if is_changed(module) or plain(module) is None:
-        return False
+    """True if the module's own parameters can be joined, or it has none."""
     return type(module) in KNOWN or not list(module.parameters(recurse=False))
 
 

@@ -214,7 +214,9 @@ def test_latin_orders_equal_those_of_the_routed_model() -> None:
     shuffled = lsvit.shuffle(model, latin=True, first=1)
     assert torch.equal(model(images(7)), expected)
     assert shuffled.order == routes
+    kept = shuffled._routed
     model(images(7))
+    assert shuffled._routed is kept  # stacked once
     copy.deepcopy(model)(images(7))
     lsvit.unshuffle(model)
     with lsvit.in_order(model, routes):
