@@ -33,6 +33,7 @@ REGRESSION = "logistic regression on the pixels"
 SHOWN = {
     "usual refinement": "baseline",
     "LayerShuffle": "ls",
+    "LayerShuffle, four times as long": "ls_long",
     "LayerDrop": "layerdrop",
     "the first three layers alone (refit-3)": "refit_3",
     REGRESSION: LOGISTIC,

@@ -37,10 +37,11 @@ def test_what_a_claim_is_judged_on(case: list[Any]) -> None:
 
 
 def test_a_training_with_latin_orders_is_not_the_published_method() -> None:
-    rows = refined(ls=[60.0, 60.1], ls_latin=[65.0, 65.1])
-    evidence = made_up({"prune_eval": rows}, latin=["ls", "ls_latin"])
+    rows = refined(ls=[60.0, 60.1], ls_latin=[65.0, 65.1], ls_latin_long=[70.0, 70.1])
+    evidence = made_up({"prune_eval": rows}, latin=["ls", "ls_latin", "ls_latin_long"])
     assert judged(PAPER, "latin.arbitrary", evidence)["verdict"] == NOT_RUN
     assert evidence.accuracy("ls_latin", "arbitrary") == pytest.approx([65, 65.1])
+    assert evidence.accuracy("ls_latin_long", "arbitrary") == pytest.approx([70, 70.1])
 
 
 def test_orders_of_layers_that_stay_in_place_are_counted() -> None:
