@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import itertools
 import shutil
 import subprocess
 import sys
@@ -122,19 +123,12 @@ def truncate(raw: Path) -> None:
     (raw / IMAGES).write_bytes((raw / IMAGES).read_bytes()[:-100])
 
 
-def change_a_bit(raw: Path) -> None:
-    content = bytearray(gzip.decompress((raw / IMAGES).read_bytes()))
-    content[-1] ^= 1
-    (raw / IMAGES).write_bytes(gzip.compress(content))
-
-
 @pytest.mark.parametrize(
     ("damage", "name", "reason"),
     [
         (lambda raw: (raw / IMAGES).unlink(), IMAGES, "missing"),
         (truncate, IMAGES, "truncated or not gzip"),
         (lambda raw: (raw / IMAGES).write_bytes(b"hello"), IMAGES, "truncated or not gzip"),
-        (change_a_bit, IMAGES, "its content's sha256 is"),
         (lambda raw: shutil.copy(raw / LABELS, raw / IMAGES), IMAGES, "its content's sha256 is"),
         (lambda raw: (raw / "SHA256SUMS").unlink(), "SHA256SUMS", "dvc pull"),
         (lambda raw: (raw / "SHA256SUMS").write_text("abc"), "SHA256SUMS", "no checksum for train"),
@@ -241,7 +235,7 @@ def test_processes_share_every_batch(plain: Split) -> None:
         assert [len(share) for share, _ in shares] == [14, 13, 13]
         assert torch.equal(batch, torch.cat([share for share, _ in shares]))
     ordered = [list(plain.in_order(20, rank, 3)) for rank in range(3)]
-    batches = sorted(sum(ordered, []), key=itemgetter(0))
+    batches = sorted(itertools.chain(*ordered), key=itemgetter(0))
     torch.testing.assert_close(batches, list(plain.in_order(20)), rtol=0, atol=0)
     assert [i for i, _, _ in ordered[1]] == [1, 4]
     assert list(plain.in_order(100, 1, 3)) == []

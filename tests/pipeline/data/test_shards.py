@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
@@ -116,15 +117,12 @@ def test_pixels_are_those_of_the_published_transforms(name: str) -> None:
 @pytest.mark.slow
 def test_a_folder_is_decoded_to_shards(home: Path, printed: Printed) -> None:
     """All images once, in files that the metadata lists, with the training pixels' moments."""
-    checked = []
     folder = home / "images"
     shutil.copy(folder / "train" / "b" / "b_3.JPEG", folder / "val" / "a" / "a_7.JPEG")
-    meta = prepare("set", PRESET, home, home / "out", MODEL, lambda *sizes: checked.append(sizes))
-    assert checked == [(100, 70, 0)]
+    meta = prepared(home)
     said = printed()
     assert "170 of 170 images" in said
     assert f"1 validation images are trained on too, e.g. {folder}/val/a/a_7.JPEG" in said
-    assert meta == read_meta(home / "out")
     assert [path.name for path in (home / "out").iterdir()] == ["meta.json"]
     assert (meta["classes"], meta["counts"]) == (["a", "b", "c"], {"train": 100, "validation": 70})
     assert (meta["image_shape"], meta["resize"]) == ([SIZE, SIZE, 3], "published")
@@ -133,7 +131,7 @@ def test_a_folder_is_decoded_to_shards(home: Path, printed: Printed) -> None:
     assert shards[0].keys() == {"file", "images", "sha256"}
     assert not Path(shards[0]["file"]).is_absolute()
     train = pixels(home, "train")
-    first = (home / "images" / "train" / "a" / "a_0.JPEG").read_bytes()
+    first = (folder / "train" / "a" / "a_0.JPEG").read_bytes()
     assert np.array_equal(train[0], decode(first, resizing(MODEL, "published")))
     assert np.allclose(meta["mean"], train.mean((0, 1, 2)) / 255, atol=1e-6)
     assert np.allclose(meta["std"], train.std((0, 1, 2)) / 255, atol=1e-6)
@@ -146,11 +144,10 @@ def test_a_folder_is_decoded_to_shards(home: Path, printed: Printed) -> None:
 
 
 def test_wrong_sizes_end_before_decoding(home: Path) -> None:
-    def refuse(*sizes: int) -> None:
-        raise UserError(f"too few: {sizes}")
-
-    with refused(r"too few: \(100, 70, 0\)"):
+    refuse = Mock(side_effect=UserError("too few"))
+    with refused("too few"):
         prepare("set", PRESET, home, home / "out", MODEL, refuse)
+    refuse.assert_called_once_with(100, 70, 0)
     assert not (home / ".lsvit").exists()
 
 
@@ -176,8 +173,7 @@ def test_unreadable_images_are_all_named(home: Path) -> None:
     damaged = {"a_1.JPEG": whole[: len(whole) // 2], "text.png": b"hello", "empty.png": b""}
     for name, content in damaged.items():
         (folder / name).write_bytes(content)
-    reason = r"^set: 3 of 172 images cannot be read, all in \S+unreadable.txt: "
-    with refused(reason):
+    with refused(r"^set: 3 of 172 images cannot be read, all in \S+unreadable.txt: "):
         prepared(home)
     (listing,) = home.glob(f".lsvit/data/*/{UNREADABLE}")
     lines = dict(line.split(": ", 1) for line in listing.read_text().splitlines())

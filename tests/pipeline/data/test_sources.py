@@ -320,7 +320,6 @@ def imagenet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(imagenet_files, "VALIDATION_IMAGES", 4)
     train, tars = tmp_path / "folders" / "train", tmp_path / "tars"
     write_images(train, {synset: count for count, synset in enumerate(SYNSETS, 1)})
-    write_images(tmp_path / "flat", {"val": 4}, seed=1)
     tars.mkdir()
     outer = {}
     for synset in reversed(SYNSETS):
@@ -329,13 +328,11 @@ def imagenet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         outer[f"{synset}.tar"] = path.read_bytes()
     write_tar(tars / TRAIN_TAR, outer)
     validation = {}
-    files = sorted((tmp_path / "flat" / "val").iterdir())
-    for i, (synset, path) in enumerate(zip(TRUTH, files, strict=True), 1):
-        name = f"ILSVRC2012_val_{i:08d}.JPEG"
-        validation[name] = path.read_bytes()
-        target = tmp_path / "folders" / "val" / synset
-        target.mkdir(parents=True, exist_ok=True)
-        shutil.move(path, target / name)
+    for i, synset in enumerate(TRUTH, 1):
+        file = tmp_path / "folders" / "val" / synset / f"ILSVRC2012_val_{i:08d}.JPEG"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(bytes([i]))  # nothing decodes it
+        validation[file.name] = bytes([i])
     write_tar(tars / VALIDATION_TAR, dict(reversed(validation.items())))  # in any order
     write_devkit(tars / f"{DEVKIT}.tar.gz", monkeypatch)
     return tmp_path
@@ -360,9 +357,9 @@ def test_imagenet_in_tar_files_is_imagenet_in_folders(imagenet: Path) -> None:
     assert first == imagenet / "tars" / TRAIN_TAR / "n01440764" / "n01440764_0.JPEG"
 
 
-def keep_one_synset(tars: Path) -> None:
-    content = (tars.parent / "inner.tar").read_bytes()
-    write_tar(tars / TRAIN_TAR, {f"{SYNSETS[0]}.tar": content})
+def keep_one_image(tars: Path, synsets: list[str]) -> None:
+    image = (tars.parent / "inner.tar").read_bytes()
+    write_tar(tars / TRAIN_TAR, {f"{synset}.tar": image for synset in synsets})
 
 
 def cut(tars: Path) -> None:
@@ -379,7 +376,12 @@ def cut(tars: Path) -> None:
             VALIDATION_TAR,
             "found 1 images, accepted: 4",
         ),
-        (keep_one_synset, TRAIN_TAR, "found 1 classes, accepted: 3"),
+        (
+            lambda tars: keep_one_image(tars, SYNSETS[:1]),
+            TRAIN_TAR,
+            "found 1 classes, accepted: 3",
+        ),
+        (lambda tars: keep_one_image(tars, SYNSETS), TRAIN_TAR, "found 3 images, accepted: 6"),
         (lambda tars: (tars / f"{DEVKIT}.tar.gz").write_bytes(b"x"), f"{DEVKIT}.tar.gz", "its md5"),
         (lambda tars: (tars / TRAIN_TAR).unlink(), "", "found no ImageNet there .*, accepted: "),
     ],
@@ -389,9 +391,3 @@ def test_damaged_imagenet_is_named(imagenet: Path, damage: Damage, file: str, re
     damage(tars)
     with refused(f"^{tars / file}: .*{reason}"):
         list_imagenet(tars)
-
-
-def test_incomplete_imagenet_is_refused(imagenet: Path) -> None:
-    next((imagenet / "folders" / "train" / SYNSETS[1]).iterdir()).unlink()
-    with refused(r"folders/train: found 5 images, accepted: 6"):
-        list_imagenet(imagenet / "folders")
