@@ -168,7 +168,7 @@ def test_each_mistake_is_named_where_it_stands(
     with pytest.raises(UserError) as error:
         changed(values)
     for line, start in zip(sorted(str(error.value).splitlines()), sorted(starts), strict=True):
-        assert line.startswith(f"params.yaml: {start}: ")
+        assert line.startswith(f"params.yaml: {start}")
 
 
 def test_dvc_rewrites_the_file_without_changing_more(write: Write) -> None:

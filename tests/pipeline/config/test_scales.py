@@ -41,9 +41,10 @@ REFINED = places("finetune", "scales.minutes.finetune_of.ls", "variants.ls.finet
 def test_resolution_order(count: int, changed: Load) -> None:
     """Section < scale < model < what the scale says of that model < data set < what the scale says
     of that variant < variant; the last one is named as the source."""
-    empty = {place: {} for place in REFINED[1:]}  # none but these have the key
-    lrs = {f"{place}.lr": (i + 1) / 8 for i, place in enumerate(REFINED[:count])}
-    params = changed({"scales.minutes.finetune_of": {}} | empty | lrs)
+    values: Values = {"scales.minutes.finetune_of": {}}
+    values |= {place: {} for place in REFINED[1:]}  # none but these have the key
+    values |= {f"{place}.lr": (i + 1) / 8 for i, place in enumerate(REFINED[:count])}
+    params = changed(values)
     assert params.values(Finetune, "ls")["lr"][:2] == (count / 8, REFINED[count - 1])
     assert params.resolve(Finetune, "ls").lr == count / 8
     assert params.resolve(Finetune, "ls_pos").lr == min(count, 5) / 8
@@ -57,8 +58,9 @@ SCRATCH = [*places("pretrain"), *TRAINING]
 @pytest.mark.parametrize("count", range(1, len(SCRATCH) + 1))
 def test_resolution_order_of_trainings_from_scratch(count: int, changed: Load) -> None:
     """What is said of them wins over all that is said of `pretrain`, each in the same order."""
-    lrs = {f"{place}.lr": (i + 1) / 16 for i, place in enumerate(SCRATCH[:count])}
-    params = changed({place: {} for place in TRAINING} | lrs)
+    values: Values = {place: {} for place in TRAINING}
+    values |= {f"{place}.lr": (i + 1) / 16 for i, place in enumerate(SCRATCH[:count])}
+    params = changed(values)
     assert params.scratch_values(Smoothing)["lr"][:2] == (count / 16, SCRATCH[count - 1])
     assert params.scratch_training(Smoothing).lr == count / 16
 
