@@ -38,7 +38,7 @@ def write(content: dict[str, Any], tmp_path: Path) -> Callable[[dict[str, Any]],
             else:
                 place[last] = value
         file = tmp_path / "params.yaml"
-        file.write_text(yaml.safe_dump(changed, sort_keys=False))
+        file.write_text(yaml.dump(changed, Dumper=yaml.CSafeDumper, sort_keys=False))
         return file
 
     return make

@@ -20,12 +20,12 @@ from pipeline.config.effective import stage_params
 from pipeline.config.load import load
 from pipeline.errors import UserError, raise_all
 from stages.check_params import build, check_machine
-from tests.conftest import ROOT
+from tests.conftest import ROOT, cases_of
 from tests.pipeline.jobs.listing import leave, listed
 
+CASES = cases_of(__file__)
 Place = tuple[Any, ...]
 CONTENT = yaml.safe_load((ROOT / "params.yaml").read_text())
-INF = float("inf")
 
 
 def places(node: Any, path: Place = ()) -> Iterator[Place]:
@@ -54,43 +54,12 @@ KEYS = sorted({str(key) for place in PLACES for key in place})
 WORDS = sorted(
     {value for place in PLACES if isinstance(value := at(CONTENT, place), str)} | set(KEYS)
 )
-NAMES = [
-    "NA",
-    "null",
-    "a b",
-    "x/y",
-    "1",
-    "é",
-    "",
-    "true",
-    "baseline",
-    "pretrained",
-    "../up",
-    "\x1b[31m",
-    "two\nlines",
-]
+NAMES = CASES["names"]
 
 
 def numbers(value: float) -> list[Any]:
     near = [value + 1, value - 1, 2 * value, -value, value / 10, 1000 * value, value + 0.5]
-    return [
-        *near,
-        0,
-        1,
-        0.0,
-        1e-9,
-        1e308,
-        10**12,
-        INF,
-        -INF,
-        float("nan"),
-        "1e-4",
-        str(value),
-        True,
-        None,
-        [value],
-        "auto",
-    ]
+    return [*near, *CASES["numbers"], str(value), True, None, [value], "auto"]
 
 
 @st.composite

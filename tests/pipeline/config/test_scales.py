@@ -41,9 +41,10 @@ REFINED = places("finetune", "scales.minutes.finetune_of.ls", "variants.ls.finet
 def test_resolution_order(count: int, changed: Load) -> None:
     """Section < scale < model < what the scale says of that model < data set < what the scale says
     of that variant < variant; the last one is named as the source."""
-    own: Values = {"scales.minutes.finetune_of": {}}
-    own |= {place: {} for place in REFINED[1:]}  # none but these have the key
-    params = changed(own | {f"{place}.lr": (i + 1) / 8 for i, place in enumerate(REFINED[:count])})
+    values: Values = {"scales.minutes.finetune_of": {}}
+    values |= {place: {} for place in REFINED[1:]}  # none but these have the key
+    values |= {f"{place}.lr": (i + 1) / 8 for i, place in enumerate(REFINED[:count])}
+    params = changed(values)
     assert params.values(Finetune, "ls")["lr"][:2] == (count / 8, REFINED[count - 1])
     assert params.resolve(Finetune, "ls").lr == count / 8
     assert params.resolve(Finetune, "ls_pos").lr == min(count, 5) / 8
@@ -57,10 +58,9 @@ SCRATCH = [*places("pretrain"), *TRAINING]
 @pytest.mark.parametrize("count", range(1, len(SCRATCH) + 1))
 def test_resolution_order_of_trainings_from_scratch(count: int, changed: Load) -> None:
     """What is said of them wins over all that is said of `pretrain`, each in the same order."""
-    params = changed(
-        {place: {} for place in TRAINING}
-        | {f"{place}.lr": (i + 1) / 16 for i, place in enumerate(SCRATCH[:count])}
-    )
+    values: Values = {place: {} for place in TRAINING}
+    values |= {f"{place}.lr": (i + 1) / 16 for i, place in enumerate(SCRATCH[:count])}
+    params = changed(values)
     assert params.scratch_values(Smoothing)["lr"][:2] == (count / 16, SCRATCH[count - 1])
     assert params.scratch_training(Smoothing).lr == count / 16
 
@@ -80,37 +80,28 @@ def test_without_a_scale_each_model_has_its_own(params: Params) -> None:
     """Models trained from scratch are for runs of minutes, one from a package for few epochs, all
     others for the papers' values."""
     assert params.scale is None
-    small = {
-        name: params.scale_of(name)
-        for name, preset in params.models.items()
-        if preset.weights == "scratch"
-    }
-    assert small == {"vit_micro": "minutes", "deit_micro": "minutes", "vit_pico": "smoke"}
-    assert params.scale_of("vit_s14_56") == "few_epochs"
-    assert {
-        params.scale_of(name) for name in params.models.keys() - small.keys() - {"vit_s14_56"}
-    } == {"published"}
+    small = {"vit_micro": "minutes", "deit_micro": "minutes", "vit_pico": "smoke"}
+    models = params.models
+    assert small.keys() == {name for name in models if models[name].weights == "scratch"}
+    others = dict.fromkeys(models.keys() - small.keys(), "published")
+    expected = small | others | {"vit_s14_56": "few_epochs"}
+    assert {name: params.scale_of(name) for name in models} == expected
     assert not params.scales["published"].model_dump(exclude_defaults=True)
 
 
 def test_another_model_brings_its_own_scale(changed: Load) -> None:
     """And what one scale says of the other's model has no effect."""
-    mine = {
-        "finetune": {"lr": 0.25},
-        "models": {"vit_pico": {"finetune": {"lr": 0.5}, "num_classes": 100}},
-    }
+    pico = {"finetune": {"lr": 0.5}, "num_classes": 100}
     chosen = {
         "models.vit_pico.finetune": {},
         "models.vit_micro.finetune": {},
-        "scales.mine": mine,
+        "scales.mine": {"finetune": {"lr": 0.25}, "models": {"vit_pico": pico}},
         "models.vit_pico.scale": "mine",
     }
-    assert changed(chosen | {"model": "vit_pico"}).values(Finetune)["lr"][:2] == (
-        0.5,
-        "scales.mine.models.vit_pico.finetune",
-    )
-    assert changed(chosen | {"model": "vit_micro"}).values(Finetune)["lr"].source == "finetune"
-    params = changed(chosen | {"model": "vit_micro", "scale": "mine"})
+    lr = changed(chosen | {"model": "vit_pico"}).values(Finetune)["lr"]
+    assert lr[:2] == (0.5, "scales.mine.models.vit_pico.finetune")
+    assert changed(chosen).values(Finetune)["lr"].source == "finetune"
+    params = changed(chosen | {"scale": "mine"})
     assert params.values(Finetune)["lr"][:2] == (0.25, "scales.mine.finetune")
     assert params.model_preset.num_classes is None
 
@@ -129,17 +120,11 @@ def test_a_scale_on_the_command_line(scale: str, params: Params, tmp_path: Path)
     for section in ALL_SECTIONS:
         assert found.resolve(section)
         keys = getattr(found.scales[scale], section.name)
-        named = {
-            key
-            for key, value in found.values(section).items()
-            if value.source == f"scales.{scale}.{section.name}"
-        }
+        place = f"scales.{scale}.{section.name}"
+        named = {key for key, value in found.values(section).items() if value.source == place}
         assert named == keys.keys() - getattr(found.models[found.model], section.name).keys()
     assert (found.scale, params.scale) == (scale, None)
     assert found.model_dump(exclude={"scale"}) == params.model_dump(exclude={"scale"})
-    assert found.all_variants.keys() >= {
-        name for name, variant in found.scales[scale].variants.items() if variant
-    }
     apply_overrides(tmp_path / "params.yaml", ["scale=null"])
     assert load(tmp_path / "params.yaml", papers=PAPERS) == params
 
@@ -173,21 +158,14 @@ def test_variants_of_a_scale(changed: Load) -> None:
         "ls_pred_mean": {"route": {"swap": 3}},
         "refit_3": None,
     }
-    plain, params = (
-        changed(own | {"scales.mine.variants": mine}),
-        changed(own | {"scales.mine.variants": mine, "scale": "mine"}),
-    )
-    assert list(params.all_variants) == [
-        *(name for name in plain.all_variants if name != "refit_3"),
-        "more",
-    ]
-    assert params.all_variants["more"].route == "reversed"
-    assert (
-        plain.all_variants["ls_pred_mean"].route,
-        params.all_variants["ls_pred_mean"].route,
-    ) == ("arbitrary", {"swap": 3})
-    assert "refit_3" in plain.all_variants
-    assert "more" not in plain.all_variants
+    plain = changed(own | {"scales.mine.variants": mine}).all_variants
+    replaced = changed(own | {"scales.mine.variants": mine, "scale": "mine"}).all_variants
+    assert list(replaced) == [*(name for name in plain if name != "refit_3"), "more"]
+    assert replaced["more"].route == "reversed"
+    assert plain["ls_pred_mean"].route == "arbitrary"
+    assert replaced["ls_pred_mean"].route == {"swap": 3}
+    assert "refit_3" in plain
+    assert "more" not in plain
     assert "ls_pos" not in changed(own | {"variants.ls_pos": None}).all_variants
 
 

@@ -17,6 +17,8 @@ from pipeline.config.datasets import DatasetPreset
 from pipeline.data.decode import decode
 from pipeline.data.prepare import prepare
 from pipeline.data.resize import Resize
+from pipeline.data.shards import Arrays
+from pipeline.data.sources import Source
 from tests.conftest import refused
 
 GREY = np.tile(np.arange(0, 256, 8, dtype=np.uint8), (32, 1))
@@ -96,15 +98,11 @@ def test_pixels_without_a_known_white_are_refused(tmp_path: Path, name: str) -> 
 def test_a_channel_without_differences_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pipeline.data import prepare as preparation
-    from pipeline.data.shards import Arrays
-    from pipeline.data.sources import Source
-
     images = np.zeros((4, 8, 8, 3), np.uint8)
     images[::2, ..., :2] = 200
     split = Arrays(images, np.arange(4) % 2)
     source = Source({"train": split, "validation": split}, ["a", "b"])
-    monkeypatch.setattr(preparation, "find", lambda *_: source)
+    monkeypatch.setattr("pipeline.data.prepare.find", lambda *_: source)
     with refused(r"standard deviation .* 0\.0\], accepted: above 0"):
         prepare("set", DatasetPreset(source="cifar10"), tmp_path, tmp_path / "out")
 

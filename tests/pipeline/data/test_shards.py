@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
@@ -43,9 +44,8 @@ PRESET = DatasetPreset(source="image_folder", folder="images")
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Images are decoded in this process, which needs none to start."""
-    monkeypatch.setattr(
-        "pipeline.data.decode.ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1)
-    )
+    pool = "pipeline.data.decode.ProcessPoolExecutor"
+    monkeypatch.setattr(pool, lambda *_, **__: ThreadPoolExecutor(1))
 
 
 @pytest.fixture
@@ -61,11 +61,9 @@ def prepared(home: Path, name: str = "out", **keys: Any) -> dict[str, Any]:
     return prepare("set", PRESET.model_copy(update=keys), home, home / name, MODEL)
 
 
-def pixels(home: Path, name: str, split: str) -> np.ndarray:
-    batches = []
-    for shard in read_meta(home / name)["shards"][split]:
-        batches += [batch.images for batch in open_arrow(home / shard["file"])]
-    return np.concatenate(batches)
+def pixels(home: Path, split: str) -> np.ndarray:
+    files = [home / shard["file"] for shard in read_meta(home / "out")["shards"][split]]
+    return np.concatenate([batch.images for file in files for batch in open_arrow(file)])
 
 
 def pictures() -> dict[str, Image.Image]:
@@ -95,45 +93,36 @@ def timm_transform(model: ModelPreset) -> Any:
 
 @pytest.mark.parametrize("name", pictures())
 def test_pixels_are_those_of_the_published_transforms(name: str) -> None:
-    """Both readings, bit for bit: torchvision's transforms, and those that timm makes."""
+    """All readings, bit for bit: torchvision's transforms, and those that timm makes."""
     file = io.BytesIO()
     pictures()[name].save(file, Image.registered_extensions()[Path(name).suffix])
     image = Image.open(file).convert("RGB")
-    published = transforms.Compose(
-        [
-            transforms.Resize(SIZE, antialias=True),
-            transforms.CenterCrop(SIZE),
-            transforms.PILToTensor(),
-        ]
-    )
-    for reading, theirs in (("published", published), ("timm", timm_transform(MODEL))):
-        ours = decode(file.getvalue(), resizing(MODEL, reading))
+    steps = [transforms.Resize(SIZE, antialias=True), transforms.CenterCrop(SIZE)]
+    published = transforms.Compose([*steps, transforms.PILToTensor()])
+    squeezing = MODEL.model_copy(update={"timm": "vit_base_patch16_clip_384.laion2b_ft_in1k"})
+    for resize, expected, theirs in (
+        (resizing(MODEL, "published"), Resize(SIZE, "bilinear", SIZE), published),
+        (resizing(MODEL, "timm"), Resize(35, "bicubic", SIZE), timm_transform(MODEL)),
+        (
+            resizing(squeezing, "timm"),
+            Resize((SIZE, SIZE), "bicubic", SIZE),
+            timm_transform(squeezing),
+        ),
+    ):
+        assert resize == expected
+        ours = decode(file.getvalue(), resize)
         assert np.array_equal(ours.transpose(2, 0, 1), theirs(image).numpy())
-    assert resizing(MODEL, "timm") == Resize(35, "bicubic", SIZE)
-
-
-def test_a_squeezing_crop_of_timm() -> None:
-    model = MODEL.model_copy(update={"timm": "vit_base_patch16_clip_384.laion2b_ft_in1k"})
-    resize = resizing(model, "timm")
-    assert resize == Resize((SIZE, SIZE), "bicubic", SIZE)
-    file = io.BytesIO()
-    pictures()["wide.jpg"].save(file, "PNG")
-    theirs = timm_transform(model)(pictures()["wide.jpg"]).numpy()
-    assert np.array_equal(decode(file.getvalue(), resize).transpose(2, 0, 1), theirs)
 
 
 @pytest.mark.slow
 def test_a_folder_is_decoded_to_shards(home: Path, printed: Printed) -> None:
     """All images once, in files that the metadata lists, with the training pixels' moments."""
-    checked = []
     folder = home / "images"
     shutil.copy(folder / "train" / "b" / "b_3.JPEG", folder / "val" / "a" / "a_7.JPEG")
-    meta = prepare("set", PRESET, home, home / "out", MODEL, lambda *sizes: checked.append(sizes))
-    assert checked == [(100, 70, 0)]
+    meta = prepared(home)
     said = printed()
     assert "170 of 170 images" in said
     assert f"1 validation images are trained on too, e.g. {folder}/val/a/a_7.JPEG" in said
-    assert meta == read_meta(home / "out")
     assert [path.name for path in (home / "out").iterdir()] == ["meta.json"]
     assert (meta["classes"], meta["counts"]) == (["a", "b", "c"], {"train": 100, "validation": 70})
     assert (meta["image_shape"], meta["resize"]) == ([SIZE, SIZE, 3], "published")
@@ -141,8 +130,8 @@ def test_a_folder_is_decoded_to_shards(home: Path, printed: Printed) -> None:
     assert [shard["images"] for shard in shards] == [64, 36]
     assert shards[0].keys() == {"file", "images", "sha256"}
     assert not Path(shards[0]["file"]).is_absolute()
-    train = pixels(home, "out", "train")
-    first = (home / "images" / "train" / "a" / "a_0.JPEG").read_bytes()
+    train = pixels(home, "train")
+    first = (folder / "train" / "a" / "a_0.JPEG").read_bytes()
     assert np.array_equal(train[0], decode(first, resizing(MODEL, "published")))
     assert np.allclose(meta["mean"], train.mean((0, 1, 2)) / 255, atol=1e-6)
     assert np.allclose(meta["std"], train.std((0, 1, 2)) / 255, atol=1e-6)
@@ -150,18 +139,15 @@ def test_a_folder_is_decoded_to_shards(home: Path, printed: Printed) -> None:
     assert np.bincount(split.maps.labels).tolist() == [30, 30, 10]
     assert set(split.maps.labels[:20]) == {0, 1, 2}  # the first n are of all classes
     index = torch.tensor([69, 3, 65])
-    expected = torch.from_numpy(pixels(home, "out", "validation")[index.numpy()]) / 255
+    expected = torch.from_numpy(pixels(home, "validation")[index.numpy()]) / 255
     assert torch.allclose(split.take(index)[0], expected.permute(0, 3, 1, 2), atol=1e-6)
-    assert prepared(home, "again") == meta
-    assert prepared(home, "timm", resize="timm")["sha256"] != meta["sha256"]
 
 
 def test_wrong_sizes_end_before_decoding(home: Path) -> None:
-    def refuse(*sizes: int) -> None:
-        raise UserError(f"too few: {sizes}")
-
-    with refused(r"too few: \(100, 70, 0\)"):
+    refuse = Mock(side_effect=UserError("too few"))
+    with refused("too few"):
         prepare("set", PRESET, home, home / "out", MODEL, refuse)
+    refuse.assert_called_once_with(100, 70, 0)
     assert not (home / ".lsvit").exists()
 
 
@@ -175,7 +161,7 @@ def test_limits_take_random_images_of_all_classes(
     assert meta["counts"] == {"train": 50, "validation": 20, "heldout": 10}
     assert meta["classes"] == ["a", "b", "c"]
     assert prepared(home, "again", train=60, validation=20, heldout=10) == meta
-    images = np.concatenate([pixels(home, "out", split) for split in ("train", "heldout")])
+    images = np.concatenate([pixels(home, split) for split in ("train", "heldout")])
     assert len(np.unique(images.reshape(60, -1), axis=0)) == 60
 
 
@@ -187,8 +173,7 @@ def test_unreadable_images_are_all_named(home: Path) -> None:
     damaged = {"a_1.JPEG": whole[: len(whole) // 2], "text.png": b"hello", "empty.png": b""}
     for name, content in damaged.items():
         (folder / name).write_bytes(content)
-    reason = r"^set: 3 of 172 images cannot be read, all in \S+unreadable.txt: "
-    with refused(reason):
+    with refused(r"^set: 3 of 172 images cannot be read, all in \S+unreadable.txt: "):
         prepared(home)
     (listing,) = home.glob(f".lsvit/data/*/{UNREADABLE}")
     lines = dict(line.split(": ", 1) for line in listing.read_text().splitlines())
@@ -220,6 +205,7 @@ def test_missing_and_damaged_shards_are_named_and_made_again(home: Path) -> None
 @pytest.mark.usefixtures("in_process")
 def test_a_changed_image_is_seen_when_the_folder_is_read_again(home: Path) -> None:
     before = prepared(home)
+    assert prepared(home, resize="timm")["sha256"] != before["sha256"]
     folder = home / "images" / "train" / "b"
     shutil.copy(folder / "b_1.JPEG", folder / "b_2.JPEG")
     assert prepared(home)["sha256"] != before["sha256"]
@@ -242,6 +228,7 @@ prepare("set", preset, home, home / "killed", model)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("in_process")
 def test_a_killed_preparation_goes_on_and_leaves_no_process(home: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (400, 400, 3), dtype=np.uint8)
     large = home / "images" / "train" / "a" / "large.jpg"
@@ -280,9 +267,7 @@ def opened(home: Path, device: torch.device, workers: int = 0) -> Split:
 
 
 def assert_same(ours: Iterator[tuple], theirs: Iterator[tuple]) -> None:
-    for batch, same in zip(ours, theirs, strict=True):
-        for a, b in zip(batch, same, strict=True):
-            assert torch.equal(torch.as_tensor(a), torch.as_tensor(b))
+    torch.testing.assert_close(list(ours), list(theirs), rtol=0, atol=0)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -92,9 +93,8 @@ def test_cifar_is_what_torchvision_reads(cifar: Any, tmp_path: Path) -> None:
         file = tmp_path / "cifar" / cifar.base_folder / name
         whole = file.read_bytes()
         file.write_bytes(whole + b"x")
-        with refused(r"its md5 is \w+, the official file's is \w+") as error:
+        with refused(rf"^{file}: its md5 is \w+, the official file's is \w+"):
             find(source, str(tmp_path / "cifar"), NOWHERE)
-        assert str(error.value).startswith(f"{file}: ")
         file.write_bytes(whole)
 
 
@@ -102,9 +102,8 @@ def test_a_damaged_archive_of_cifar_is_named_and_kept(cifar: Any, tmp_path: Path
     archive = tmp_path / "cifar" / cifar.filename
     archive.write_bytes(b"hello")
     for damage in ("its md5 is 5d41402abc4b2a76b9719d911017c592", "missing"):
-        with refused(damage) as error:
+        with refused(f"^{archive}: {damage}"):
             find(cifar.__name__.lower(), str(tmp_path / "cifar"), NOWHERE)
-        assert str(error.value).startswith(f"{archive}: ")
         archive.unlink(missing_ok=True)
 
 
@@ -115,10 +114,7 @@ def test_cifar_that_is_nowhere(cifar: Any, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(sources, "DOWNLOADS", tmp_path / "cifar")
     assert find(source, None, NOWHERE).classes[0] == "class_0"
     shutil.rmtree(tmp_path / "cifar")
-
-    def offline(*_: object, **__: object) -> None:
-        raise OSError("no network")
-
+    offline = Mock(side_effect=OSError("no network"))
     monkeypatch.setattr("torchvision.datasets.cifar.download_and_extract_archive", offline)
     with refused(rf"failed \(no network\).* datasets.{source}.folder"):
         find(source, None, NOWHERE)
@@ -127,16 +123,14 @@ def test_cifar_that_is_nowhere(cifar: Any, tmp_path: Path, monkeypatch: pytest.M
 # ---- image folders -------------------------------------------------------------------------------
 
 
-def write_images(
-    folder: Path, counts: dict[str, int], suffix: str = ".JPEG", seed: int = 0
-) -> None:
+def write_images(folder: Path, counts: dict[str, int], seed: int = 0) -> None:
     """`folder`/<name>/: so many random images of various sizes."""
     rng = np.random.default_rng(seed)
     for name, count in counts.items():
         (folder / name).mkdir(parents=True)
         for i in range(count):
             pixels = rng.integers(0, 256, (*rng.integers(20, 60, 2), 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / name / f"{name}_{i}{suffix}")
+            Image.fromarray(pixels).save(folder / name / f"{name}_{i}.JPEG")
 
 
 @pytest.fixture
@@ -147,38 +141,21 @@ def images(tmp_path: Path) -> Path:
     return tmp_path / "images"
 
 
-def test_image_folder(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Classes are sorted; subfolders are read, hidden files are not."""
-    train_folder = images / "train"
+@pytest.mark.usefixtures("own_root")
+def test_image_folder(images: Path) -> None:
+    """A relative one begins at the repository; "test" is a name of the second split, too."""
     (images / "val").rename(images / "test")
-    (train_folder / "cat" / "more").mkdir()
-    shutil.move(train_folder / "cat" / "cat_0.JPEG", train_folder / "cat" / "more" / "cat.PNG")
-    (train_folder / ".cache").mkdir()
-    for name in ("cat/.hidden.jpg", "dog/notes.txt", "README"):
-        (train_folder / name).touch()
-    monkeypatch.setenv("DVC_ROOT", str(images.parent))
     found = find("image_folder", "images", NOWHERE)
     train = found.splits["train"]
     assert isinstance(train, Items)
     assert found.classes == ["cat", "dog"]
-    assert [str(train.path(i).relative_to(train_folder)) for i in range(5)] == [
-        "cat/cat_1.JPEG",
-        "cat/cat_2.JPEG",
-        "cat/more/cat.PNG",
-        "dog/dog_0.JPEG",
-        "dog/dog_1.JPEG",
-    ]
     assert train.labels.tolist() == [0, 0, 0, 1, 1]
     assert found.splits["validation"].labels.tolist() == [0, 1, 1]
-    assert train.read(3) == (train_folder / "dog" / "dog_0.JPEG").read_bytes()
+    assert train.read(3) == (images / "train" / "dog" / "dog_0.JPEG").read_bytes()
 
 
 def rename(source: str, target: str) -> Damage:
     return lambda images: (images / source).rename(images / target)
-
-
-def empty_class(images: Path) -> None:
-    (images / "train" / "bird").mkdir()
 
 
 def no_classes(images: Path) -> None:
@@ -279,7 +256,11 @@ def test_validation_images_that_are_trained_on_are_told(images: Path, printed: P
         (shutil.rmtree, "train", "no such folder, accepted: .*/train/<class>/<image> and"),
         (rename("val", "vali"), "val", r"no such folder, accepted: .*\(or validation, or test\)"),
         (rename("val/dog", "val/wolf"), "val/wolf", "a class that the training images do not have"),
-        (empty_class, "train", "no image of 1 of 3 classes: bird, accepted"),
+        (
+            lambda images: (images / "train" / "bird").mkdir(),
+            "train",
+            "no image of 1 of 3 classes: bird, accepted",
+        ),
         (
             lambda images: shutil.rmtree(images / "train" / "dog"),
             "train",
@@ -292,9 +273,8 @@ def test_validation_images_that_are_trained_on_are_told(images: Path, printed: P
 )
 def test_wrong_image_folder_is_named(images: Path, damage: Damage, file: str, reason: str) -> None:
     damage(images)
-    with refused(reason) as error:
+    with refused(f"^{images / file}: .*{reason}"):
         list_image_folder(images)
-    assert str(error.value).startswith(f"{images / file}: ")
 
 
 def test_a_folder_is_needed() -> None:
@@ -340,7 +320,6 @@ def imagenet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(imagenet_files, "VALIDATION_IMAGES", 4)
     train, tars = tmp_path / "folders" / "train", tmp_path / "tars"
     write_images(train, {synset: count for count, synset in enumerate(SYNSETS, 1)})
-    write_images(tmp_path / "flat", {"val": 4}, seed=1)
     tars.mkdir()
     outer = {}
     for synset in reversed(SYNSETS):
@@ -349,13 +328,11 @@ def imagenet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         outer[f"{synset}.tar"] = path.read_bytes()
     write_tar(tars / TRAIN_TAR, outer)
     validation = {}
-    files = sorted((tmp_path / "flat" / "val").iterdir())
-    for i, (synset, path) in enumerate(zip(TRUTH, files, strict=True), 1):
-        name = f"ILSVRC2012_val_{i:08d}.JPEG"
-        validation[name] = path.read_bytes()
-        target = tmp_path / "folders" / "val" / synset
-        target.mkdir(parents=True, exist_ok=True)
-        shutil.move(path, target / name)
+    for i, synset in enumerate(TRUTH, 1):
+        file = tmp_path / "folders" / "val" / synset / f"ILSVRC2012_val_{i:08d}.JPEG"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(bytes([i]))  # nothing decodes it
+        validation[file.name] = bytes([i])
     write_tar(tars / VALIDATION_TAR, dict(reversed(validation.items())))  # in any order
     write_devkit(tars / f"{DEVKIT}.tar.gz", monkeypatch)
     return tmp_path
@@ -380,13 +357,9 @@ def test_imagenet_in_tar_files_is_imagenet_in_folders(imagenet: Path) -> None:
     assert first == imagenet / "tars" / TRAIN_TAR / "n01440764" / "n01440764_0.JPEG"
 
 
-def keep_one_synset(tars: Path) -> None:
-    with tarfile.open(tars / TRAIN_TAR) as tar:
-        member = tar.getmembers()[0]
-        file = tar.extractfile(member)
-        assert file
-        content = file.read()
-    write_tar(tars / TRAIN_TAR, {member.name: content})
+def keep_one_image(tars: Path, synsets: list[str]) -> None:
+    image = (tars.parent / "inner.tar").read_bytes()
+    write_tar(tars / TRAIN_TAR, {f"{synset}.tar": image for synset in synsets})
 
 
 def cut(tars: Path) -> None:
@@ -403,7 +376,12 @@ def cut(tars: Path) -> None:
             VALIDATION_TAR,
             "found 1 images, accepted: 4",
         ),
-        (keep_one_synset, TRAIN_TAR, "found 1 classes, accepted: 3"),
+        (
+            lambda tars: keep_one_image(tars, SYNSETS[:1]),
+            TRAIN_TAR,
+            "found 1 classes, accepted: 3",
+        ),
+        (lambda tars: keep_one_image(tars, SYNSETS), TRAIN_TAR, "found 3 images, accepted: 6"),
         (lambda tars: (tars / f"{DEVKIT}.tar.gz").write_bytes(b"x"), f"{DEVKIT}.tar.gz", "its md5"),
         (lambda tars: (tars / TRAIN_TAR).unlink(), "", "found no ImageNet there .*, accepted: "),
     ],
@@ -411,12 +389,5 @@ def cut(tars: Path) -> None:
 def test_damaged_imagenet_is_named(imagenet: Path, damage: Damage, file: str, reason: str) -> None:
     tars = imagenet / "tars"
     damage(tars)
-    with refused(reason) as error:
+    with refused(f"^{tars / file}: .*{reason}"):
         list_imagenet(tars)
-    assert str(error.value).startswith(f"{tars / file}: ")
-
-
-def test_incomplete_imagenet_is_refused(imagenet: Path) -> None:
-    next((imagenet / "folders" / "train" / SYNSETS[1]).iterdir()).unlink()
-    with refused(r"folders/train: found 5 images, accepted: 6"):
-        list_imagenet(imagenet / "folders")

@@ -1,6 +1,5 @@
 """MLflow: a real server, a local store, an outage, and the replay from files."""
 
-import json
 import multiprocessing
 import os
 import pickle
@@ -16,6 +15,7 @@ from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -57,8 +57,8 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def fresh(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[int], Path]:
-    """A store that two processes opened at once when there was none, and how they ended."""
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store that two processes opened at once when there was none."""
     folder = tmp_path_factory.mktemp("fresh")
     code = f"""if True:
         import sys, threading
@@ -69,16 +69,15 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[int], Path]:
         tracker.client
     """
     started = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) for _ in range(2)]
-    return [process.wait(120) for process in started], folder / DATABASE
+    assert [process.wait(120) for process in started] == [0, 0]
+    return folder / DATABASE
 
 
 @pytest.fixture(scope="module")
-def server(
-    fresh: tuple[list[int], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
+def server(fresh: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real `mlflow server` on the loopback interface."""
     folder, port = tmp_path_factory.mktemp("server"), free_port()
-    shutil.copy(fresh[1], folder / "server.db")  # making a store takes ten seconds
+    shutil.copy(fresh, folder / "server.db")  # making a store takes ten seconds
     options = f"--host 127.0.0.1 --port {port} --workers 1 --artifacts-destination artifacts"
     store = f"--backend-store-uri sqlite:///{folder}/server.db"
     command = [sys.executable, *f"-m mlflow server {options} {store}".split()]
@@ -111,14 +110,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory, train_jobs: TrainJobs) ->
         gather_trainings(dict(enumerate(jobs)), VARIANT)
     shutil.copy(ROOT / "dvc.yaml", folder)  # says which results are whose
     (folder / "results").mkdir()
-    (folder / "results/cell.json").write_text(
-        json.dumps({"dataset": "bars", "model": "pico", "scale": "smoke"})
-    )
+    cell = {"dataset": "bars", "model": "pico", "scale": "smoke"}
+    write_json(folder / "results/cell.json", cell)
     (folder / "outs/params").mkdir()
     write_json(folder / "outs/params/model.json", ["pico", "smoke", {}])
-    (folder / "results/metrics.json").write_text(
-        json.dumps({"test": {"arbitrary": {"accuracy": 0.5}}})
-    )
+    write_json(folder / "results/metrics.json", {"test": {"arbitrary": {"accuracy": 0.5}}})
     (folder / "results/prune_eval.csv").write_text("a\n1\n")
     return folder
 
@@ -135,9 +131,9 @@ def workspace(tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def local(workspace: Path, fresh: tuple[list[int], Path]) -> str:
+def local(workspace: Path, fresh: Path) -> str:
     """The workspace's own store, a new one."""
-    shutil.copy(fresh[1], workspace)
+    shutil.copy(fresh, workspace)
     return f"sqlite:///{workspace}/{DATABASE}"
 
 
@@ -145,6 +141,12 @@ def local(workspace: Path, fresh: tuple[list[int], Path]) -> str:
 def jobs(workspace: Path, train_jobs: TrainJobs) -> list[Job]:
     """The trainings that have finished there."""
     return train_jobs(0, 1)
+
+
+@pytest.fixture
+def warned(capsys: pytest.CaptureFixture[str]) -> Printed:
+    """What was warned of since this was called last."""
+    return lambda: capsys.readouterr().err
 
 
 def history_of(job: Job) -> list[dict[str, float]]:
@@ -162,13 +164,10 @@ def runs(uri: str, scale: str = "smoke") -> dict[str, "Run"]:
     client = client_of(uri)
     names = {f"layershuffle/bars/pico/{scale}", f"stages/bars/pico/{scale}"}
     experiments = [each.experiment_id for each in client.search_experiments() if each.name in names]
-    return {run.info.run_name or "": run for run in client.search_runs(experiments)}
-
-
-def steps(uri: str, title: str, metric: str) -> list[int]:
-    """The epochs of a run's curve."""
-    run_id = runs(uri)[title].info.run_id
-    return [each.step for each in client_of(uri).get_metric_history(run_id, metric)]
+    found = client.search_runs(experiments)
+    by_name = {run.info.run_name or "": run for run in found}
+    assert len(by_name) == len(found)  # each stands once
+    return by_name
 
 
 def check_store(uri: str, live: bool = True) -> None:
@@ -254,10 +253,6 @@ def test_what_several_stages_log_at_once_stands_once(
     for process in processes:
         process.join(120)
         assert process.exitcode == 0
-    client = client_of(local)
-    experiments = [each.experiment_id for each in client.search_experiments()]
-    names = [run.info.run_name or "" for run in client.search_runs(experiments)]
-    assert sorted(names) == ["prune-eval", "test", "test seed 0", "test seed 1"]
     check_store(local)
 
 
@@ -346,16 +341,14 @@ def test_real_server(
 
 @pytest.mark.slow
 def test_store_that_is_down(
-    jobs: list[Job],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    jobs: list[Job], monkeypatch: pytest.MonkeyPatch, warned: Printed
 ) -> None:
     """One warning, no error, little waiting."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
     assert log_everything(jobs)[0].failed
-    err = capsys.readouterr().err
-    assert err.count("warning: MLflow") == 1
-    assert "lsvit track sync" in err
+    said = warned()
+    assert said.count("warning: MLflow") == 1
+    assert "lsvit track sync" in said
     with refused("cannot be filled"):
         sync(PAPERS)
 
@@ -366,79 +359,72 @@ def test_store_that_dies_during_a_training(
     local: str,
     jobs: list[Job],
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    warned: Printed,
 ) -> None:
     """One warning. A sync fills the epochs that are missing and keeps the one that is there."""
     job = jobs[0]
     tracker = Tracker(CELL, workspace)
     first, *others = history_of(job)
     tracker.epoch("test", job.record(), first)
-
-    def fail(*_: object, **__: object) -> None:
-        raise ConnectionError("gone")
-
     with monkeypatch.context() as patch:
-        patch.setattr("mlflow.MlflowClient.log_batch", fail)
+        gone = Mock(side_effect=ConnectionError("gone"))
+        patch.setattr("mlflow.MlflowClient.log_batch", gone)
         for row in others:
             tracker.epoch("test", job.record(), row)
-    assert capsys.readouterr().err.count("warning: MLflow") == 1
+    assert warned().count("warning: MLflow") == 1
     sync(PAPERS)
-    assert steps(local, "test seed 0", "epoch") == [1, 2, 3]
+    run_id = runs(local)["test seed 0"].info.run_id
+    epochs = client_of(local).get_metric_history(run_id, "epoch")
+    assert [epoch.step for epoch in epochs] == [1, 2, 3]
 
 
-def test_nothing_to_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_nothing_to_sync(here: Path) -> None:
     with refused("no finished training found"):
         sync(PAPERS)
-    (training := tmp_path / "outs/finetune/ls/seed_0").mkdir(parents=True)
-    (training / "config.json").write_text("{}")
+    (here / "outs/finetune/ls/seed_0").mkdir(parents=True)
+    (here / "outs/finetune/ls/seed_0/config.json").write_text("{}")
     with refused("or no outs/params/"):  # nothing says at what scale
         sync(PAPERS)
 
 
 @pytest.mark.slow
-def test_fresh_store_opened_by_two_processes_at_once(fresh: tuple[list[int], Path]) -> None:
+def test_fresh_store_opened_by_two_processes_at_once(fresh: Path) -> None:
     """Migration of a fresh sqlite store by two processes breaks it; the lock keeps them apart."""
-    codes, store = fresh
-    assert codes == [0, 0]
-    assert client_of(f"sqlite:///{store}").get_experiment_by_name("e")
+    assert client_of(f"sqlite:///{fresh}").get_experiment_by_name("e")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "damage",
-    ["cut at 0.5", "folder", "link to itself", "zeros"],
-)
+@pytest.mark.parametrize("damage", ["cut at 0.5", "folder", "link to itself", "zeros"])
 def test_a_damaged_store_is_one_line(
     workspace: Path,
-    fresh: tuple[list[int], Path],
-    capsys: pytest.CaptureFixture[str],
+    fresh: Path,
+    warned: Printed,
     monkeypatch: pytest.MonkeyPatch,
     damage: str,
 ) -> None:
     """A link to itself is taken for no store, and one is made."""
     monkeypatch.setattr("mlflow.store.db.utils.MAX_RETRY_COUNT", 1)  # of 10, which take 100 s
-    shutil.copy(fresh[1], workspace)
+    shutil.copy(fresh, workspace)
     damage_file(workspace / DATABASE, damage)
     tracker = Tracker("e", workspace)
     tracker.results("prune-eval")
-    said = capsys.readouterr().err
+    said = warned()
     assert tracker.failed == (damage != "link to itself")
     assert said.count("\n") == said.count("warning: MLflow at") == tracker.failed
     if tracker.failed:
         with refused(r"^MLflow at .* cannot be filled$"):
             sync(PAPERS)
-        assert "track sync" not in capsys.readouterr().err  # what fails is no cure of itself
+        assert "track sync" not in warned()  # what fails is no cure of itself
 
 
 @pytest.mark.slow
 def test_a_store_of_a_newer_mlflow_is_one_line(
-    workspace: Path, local: str, capsys: pytest.CaptureFixture[str]
+    workspace: Path, local: str, warned: Printed
 ) -> None:
     with closing(sqlite3.connect(workspace / DATABASE)) as connection, connection:
         connection.execute("UPDATE alembic_version SET version_num = 'later'")
     Tracker("e", workspace).results("prune-eval")
-    said = capsys.readouterr().err
+    said = warned()
     assert f"of a newer MLflow than {version('mlflow')}; move {workspace / DATABASE} away" in said
     assert (said.count("\n"), "db upgrade" in said) == (1, False)
 
@@ -515,8 +501,7 @@ def test_a_store_that_was_moved_and_deleted_from_is_healed(
     workspace.rename(moved)
     monkeypatch.chdir(moved)
     gone = found["test seed 1"].info.run_id
-    (artifacts,) = moved.glob(f"mlartifacts/*/{gone}")
-    shutil.rmtree(artifacts)
+    shutil.rmtree(next(moved.glob(f"mlartifacts/*/{gone}")))
     done = sync_in_a_process()
     assert done.stdout.splitlines()[-1] == "1 runs added"
     assert done.stderr.count("\n") == done.stderr.count("restored") == 2
