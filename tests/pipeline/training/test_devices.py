@@ -15,21 +15,21 @@ from pipeline.config.variant import PLAIN, Encode, Position, Predict, Variant
 from pipeline.jobs.configs import TrainConfig
 from pipeline.models.weights import build
 from pipeline.training import devices
-from pipeline.training.devices import Execution, compile_blocks, settle
+from pipeline.training.devices import compile_blocks, settle
 from pipeline.training.loop import make_step
 from pipeline.training.objectives import Batch, ClassLoss
 from pipeline.training.step import TrainingStep
 from tests.conftest import refused
+from tests.models import CPU
 from tests.pipeline.training.test_loop import outcome, run
 
-CPU = torch.device("cpu")
 Config = Callable[..., TrainConfig]
 
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
     yield
-    settle(CPU, 32, "fp32")
+    settle(CPU.device, 32, "fp32")
 
 
 @pytest.mark.parametrize(
@@ -44,23 +44,23 @@ def test_auto_goes_by_width_and_processor(
     width: int, bf16: bool, precision: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "has_bf16", lambda device: bf16)
-    execution = settle(CPU, width, "auto", "auto")
+    execution = settle(CPU.device, width, "auto", "auto")
     assert execution.precision == precision
     assert execution.plain_attention == (precision == "bf16")
     assert not execution.compiled
     assert why in str(execution)
-    assert settle(CPU, width, "bf16").why == ""  # asked for, not picked
+    assert settle(CPU.device, width, "bf16").why == ""  # asked for, not picked
 
 
 def test_a_precision_that_the_processor_lacks() -> None:
     with refused("precision: found 'tf32', accepted on a CPU: auto, fp32, bf16, fp16"):
-        settle(CPU, 768, "tf32")
+        settle(CPU.device, 768, "tf32")
 
 
 def test_deterministic_is_a_switch() -> None:
-    assert "deterministic" in str(settle(CPU, 32, "fp32", deterministic=True))
+    assert "deterministic" in str(settle(CPU.device, 32, "fp32", deterministic=True))
     assert torch.are_deterministic_algorithms_enabled()
-    settle(CPU, 32, "fp32")
+    settle(CPU.device, 32, "fp32")
     assert not torch.are_deterministic_algorithms_enabled()
 
 
@@ -83,7 +83,7 @@ def test_a_new_order_compiles_nothing_new(pico: ModelPreset) -> None:
     model = build(pico, 10, Variant(route="sequential", position=parts))
     counter = CompileCounter()
     compile_blocks(model.backbone.blocks, counter)
-    step = make_step(model, PLAIN, 1.0, Execution(CPU, "fp32"))
+    step = make_step(model, PLAIN, 1.0, CPU)
     images, labels = torch.randn(8, 1, 28, 28), torch.arange(8)
 
     def train(route: object) -> int:
@@ -123,7 +123,7 @@ def test_compiled_blocks_give_the_same(pico: ModelPreset) -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_attention_is_unfused_where_it_says_so(precision: str, pico: ModelPreset) -> None:
     """On a CPU in bf16; also in the blocks that checkpointing runs again, in the backward pass."""
-    execution = settle(CPU, 16, precision)
+    execution = settle(CPU.device, 16, precision)
     model = build(pico, 10)
     model.checkpointing = True
     step = TrainingStep(model, [ClassLoss()], execution)

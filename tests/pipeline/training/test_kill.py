@@ -1,6 +1,8 @@
 """A kill at any write of a training: what the next run leaves is what its history describes."""
 
+import itertools
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,6 @@ from pipeline.training import loop
 from pipeline.training.loop import CHECKPOINT, Run, train
 
 Config = Callable[..., TrainConfig]
-JUDGES = ("validation", "heldout")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -111,33 +112,22 @@ def test_the_kept_weights_are_of_the_epoch_that_the_history_says(
     another loss.
     """
     config = train_config(epochs=3, batch_size=40)
-    number = 0
-    while True:
-        folder, made = tmp_path / f"killed_{number}", dict[tuple[str, float], str]()
-        following = {
-            judge: iter(order) for judge, order in zip(JUDGES, (losses, losses[::-1]), strict=True)
-        }
+    for number in itertools.count():
+        folder = tmp_path / f"killed_{number}"
+        made: dict[tuple[str, float], str] = {}
+        following = {"validation": iter(losses), "heldout": iter(losses[::-1])}
+        validate = scripted(following, made, tmp_path / "model.safetensors")
+        monkeypatch.setattr(loop, "validate", validate)
         with monkeypatch.context() as patch:
-            patch.setattr(
-                loop, "validate", scripted(following, made, tmp_path / "model.safetensors")
-            )
-            with monkeypatch.context() as inner:
-                files = kill_at(inner, number, when)
-                try:
-                    run(config, data, folder)
-                except Killed:
-                    inner.undo()
-                    patch.setattr(
-                        loop, "validate", scripted(following, made, tmp_path / "model.safetensors")
-                    )
-                    run(config.model_copy(update={"seed": 1}), data, folder)  # other batches
-                else:
-                    break
+            files = kill_at(patch, number, when)
+            with suppress(Killed):
+                run(config, data, folder)
+                break
+        run(config.model_copy(update={"seed": 1}), data, folder)  # other batches
         history: list[Row] = read_json(folder / HISTORY, list)
-        for judge in JUDGES:
+        for judge in following:
             least = min(row[f"{judge}/arbitrary/loss"] for row in history)
             assert sha256(folder / weights_file(judge)) == made[judge, least], (files, judge)
-        number += 1
     assert number == len(files) >= 3 + 2 + 1  # checkpoints, weights of either judge, the history
 
 
