@@ -84,12 +84,9 @@ def launched(
 ) -> Launched:
     """All jobs that no test disturbs, and at the end one with a user's mistake."""
     configs = {name: train_config(**setting) for name, setting in CASES["settings"].items()}
-    configs["exits"] = with_exits(
-        train_config(batch_size=31), dropout=0.0
-    )  # processes draw dropout of their own
-    configs["exits, layer by layer"] = with_exits(
-        train_config(route="sequential"), dropout=0.0, step=1
-    )
+    without_dropout = partial(with_exits, dropout=0.0)  # of which processes draw their own
+    configs["exits"] = without_dropout(train_config(batch_size=31))
+    configs["exits, layer by layer"] = without_dropout(train_config(route="sequential"), step=1)
     events: list[tuple[str, Event]] = []
     root = tmp_path_factory.mktemp("launched")
     with pytest.MonkeyPatch.context() as patch:
