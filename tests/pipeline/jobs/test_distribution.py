@@ -55,7 +55,7 @@ def test_trainings_are_spread_and_all_else_runs_side_by_side(
     train_config: Config, runs: list[tuple[str, list[str]]]
 ) -> None:
     jobs = mixed(train_config())
-    seen = []
+    seen: list[tuple[str, int]] = []
 
     def note(job: Job, event: Event) -> None:
         seen.append((job.title, event["epoch"]))
