@@ -1,5 +1,6 @@
 """Exported folders are what stock timm, the hub and lsvit take; predictions are the model's."""
 
+import itertools
 import json
 import re
 import shutil
@@ -56,10 +57,15 @@ def images_for(model: RoutedModel, n: int = 3) -> Tensor:
     return torch.randn(n, embed.proj.in_channels, *embed.img_size, generator=generator)
 
 
+def validation_images(prepared: Path, mean: Any, std: Any, n: int) -> Tensor:
+    """The first validation images, normalised (n, 1, 28, 28)."""
+    split = Split(prepared, "validation", torch.device("cpu"), 1, 28, mean, std)
+    return split.take(slice(0, n))[0]
+
+
 def pixels(prepared: Path, i: int = 0) -> np.ndarray:
     """A validation image (28, 28) uint8."""
-    split = Split(prepared, "validation", torch.device("cpu"), 1, 28, (0.0,), (1.0,))
-    image = split.take(slice(i, i + 1))[0][0, 0]
+    image = validation_images(prepared, (0.0,), (1.0,), i + 1)[i, 0]
     return (255 * image).round().byte().numpy()
 
 
@@ -80,7 +86,6 @@ def test_an_export_is_the_model_that_was_trained(
     preset = PRESETS.get(preset_name or "")
     model = trained(name, preset)
     folder, found = export(name, 0, Path("mine"), papers=PAPERS)
-    assert len(found) == len(notes)
     assert all(note in line for note, line in zip(notes, found, strict=True))
     images, route = images_for(model), (1, 0)
     training = open_weights(f"outs/finetune/{name}/seed_0/{WEIGHTS}")
@@ -102,25 +107,22 @@ def test_an_export_is_the_model_that_was_trained(
             same = torch.equal(stock(folder)(images), model(images))
             assert same == ("answers wrongly" not in notes)
             assert ("timm.create_model" in card) == same
+    has_position = name in ("ls_pos", "ls_pred")
+    assert (folder / "position.safetensors").exists() == has_position
+    assert all(line.lower() in card.lower() for line in found)
     if not {"refuses the weights", "answers wrongly"} & set(notes):
-        outputs = preset.num_classes if preset else None
-        head = preset.head if preset else "timm"
         architecture = read_json(folder / "config.json")["architecture"]
-        bare = ModelPreset(timm=architecture, weights="mine/", head=head, num_classes=outputs)
-        given = complete(bare)
+        own = preset.model_dump(include={"head", "num_classes"}) if preset else {}
+        given = complete(ModelPreset(timm=architecture, weights="mine/", **own))
         again: Any = create_backbone(given, len(training.classes))
-        printed()
         assert load_start(again, given, training.classes)["head"] == "loaded"
-        left_out = "position.safetensors: left out" in printed()
-        assert left_out == (name in ("ls_pos", "ls_pred"))
+        assert ("position.safetensors: left out" in printed()) == has_position
         with torch.no_grad():
             assert torch.equal(RoutedModel(again.eval())(images, route), model(images, route))
         data = training.data
         assert normalisation(given, {}) == (tuple(data["mean"]), tuple(data["std"]))
         size = data["input_size"][1]
         assert resizing(given, "timm") == Resize(size, "bilinear", size)
-    assert all(line in card.lower() for line in map(str.lower, found))
-    assert (folder / "position.safetensors").exists() == (name in ("ls_pos", "ls_pred"))
 
 
 @pytest.mark.slow
@@ -143,7 +145,7 @@ def test_an_export_of_which_a_bit_has_changed(trained: Training) -> None:
 def write_results(folder: Path) -> None:
     """Rows of two seeds of `ls`: 70 and 74 % in the original order, 60 % in any other."""
     rows = []
-    for seed, keep in ((0, 2), (0, 4), (1, 2), (1, 4)):
+    for seed, keep in itertools.product((0, 1), (2, 4)):
         less = (4 - keep) / 10
         rows.append((seed, keep, "sequential", 1, 0.7 + 0.04 * seed - less))
         rows.append((seed, keep, "arbitrary", 12, 0.6 - less))
@@ -154,6 +156,10 @@ def write_results(folder: Path) -> None:
     table.to_csv(folder / "prune_eval.csv", index=False)
     cell = {"dataset": "bars", "model": "pico", "scale": "minutes", "protocol": "paper"}
     write_json(folder / "cell.json", cell)
+
+
+def card_of(folder: Path) -> Any:
+    return ModelCard((folder / "README.md").read_text())
 
 
 def test_the_model_card(trained: Training, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,10 +176,10 @@ def test_the_model_card(trained: Training, monkeypatch: pytest.MonkeyPatch) -> N
     card: Any = ModelCard(text)
     about = (card.data.license, card.data.base_model, card.data.library_name)
     assert about == ("apache-2.0", "timm/a.b", "timm")
-    results = {(result.metric_name, result.metric_value) for result in card.data.eval_results}
+    results = {result.metric_name: result.metric_value for result in card.data.eval_results}
     assert results == {
-        ("top-1 accuracy (%), sequential order", 74.0),
-        ("top-1 accuracy (%), arbitrary order", 60.0),
+        "top-1 accuracy (%), sequential order": 74.0,
+        "top-1 accuracy (%), arbitrary order": 60.0,
     }
     lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
     tables = [[cell.strip() for cell in line] for line in lines]
@@ -199,9 +205,9 @@ def test_a_card_without_results(trained: Training) -> None:
         write_results(Path("results"))
         change_json(cell, change)
         folder, _ = export("ls", 0, papers=PAPERS)
-        card: Any = ModelCard((folder / "README.md").read_text())
-        assert not card.data.eval_results
-        assert card.data.license is None
+        about = card_of(folder).data
+        assert not about.eval_results
+        assert about.license is None
 
 
 def test_a_card_of_a_training_that_was_not_evaluated(trained: Training) -> None:
@@ -209,23 +215,19 @@ def test_a_card_of_a_training_that_was_not_evaluated(trained: Training) -> None:
     trained()
     write_results(Path("results"))
     for evaluated, shown in (("b.dir", False), ("a.dir", True)):
-        write_lock(
-            {
-                "finetune-variants": {"outs": [{"path": "outs/finetune", "md5": "a.dir"}]},
-                "prune-eval": {"deps": [{"path": "outs/finetune", "md5": evaluated}]},
-            }
-        )
+        trainings = {"path": "outs/finetune", "md5": "a.dir"}
+        read = trainings | {"md5": evaluated}
+        write_lock({"finetune-variants": {"outs": [trainings]}, "prune-eval": {"deps": [read]}})
         folder, _ = export("ls", 0, papers=PAPERS)
-        card: Any = ModelCard((folder / "README.md").read_text())
-        assert bool(card.data.eval_results) == shown
+        assert bool(card_of(folder).data.eval_results) == shown
 
 
 def test_a_training_of_another_scale_than_the_parameters(trained: Training) -> None:
     """As an interrupted run at another scale leaves them."""
     trained()
     preset = {"path": "outs/params/model.json", "md5": "of another scale"}
-    outs = [{"path": "outs/finetune", "md5": "a.dir"}]
-    write_lock({"finetune-variants": {"deps": [preset], "outs": outs}})
+    outs = {"path": "outs/finetune", "md5": "a.dir"}
+    write_lock({"finetune-variants": {"deps": [preset], "outs": [outs]}})
     for command in (partial(export, "ls", 0), sync):
         with refused("stage finetune-variants ran with another model or scale than outs/params"):
             command(papers=PAPERS)
@@ -233,12 +235,6 @@ def test_a_training_of_another_scale_than_the_parameters(trained: Training) -> N
 
 def write_lock(stages: dict[str, Any]) -> None:
     Path("dvc.lock").write_text(yaml.safe_dump({"stages": stages}))
-
-
-def test_a_route_that_is_no_order_is_not_exported(trained: Training) -> None:
-    trained("shared")
-    with refused("trained with route repeat_first, accepted: a variant that runs each"):
-        export("shared", 0, papers=PAPERS)
 
 
 def test_the_exported_config(trained: Training, prepared: Path) -> None:
@@ -251,21 +247,20 @@ def test_the_exported_config(trained: Training, prepared: Path) -> None:
     assert "num_classes" not in config["model_args"]  # transformers' wrapper takes no second one
     cfg = config["pretrained_cfg"]
     meta = read_json(prepared / "meta.json")
-    assert cfg["input_size"] == [3, 32, 32]
-    assert (cfg["crop_pct"], cfg["interpolation"]) == (1.0, "bilinear")
-    assert (cfg["mean"], cfg["std"]) == (meta["mean"] * 3, meta["std"] * 3)
+    expected = {"input_size": [3, 32, 32], "crop_pct": 1.0, "interpolation": "bilinear"}
+    expected |= {"mean": meta["mean"] * 3, "std": meta["std"] * 3}
+    assert cfg | expected == cfg
     assert not {"tag", "license", "url", "hf_hub_id"} & cfg.keys()  # of weights that these are not
     assert not load_file(folder / "model.safetensors")["head_dist.weight"].any()
     assert read_json(folder / "lsvit.json")["head"] == "class_token"
 
 
 @pytest.mark.slow
-def test_an_export_says_how_the_images_were_resized(
-    trained: Training, tmp_path: Path, prepared: Path
-) -> None:
+def test_an_export_says_how_the_images_were_resized(trained: Training, prepared: Path) -> None:
     """`resize: timm` of a data set: as the evaluation of the weights that timm names."""
     trained("ls", MIXER)
-    (data := tmp_path / "outs" / "prepare_data").unlink()
+    data = Path("outs/prepare_data")
+    data.unlink()
     shutil.copytree(prepared, data)
     change_json(data / "meta.json", {"resize": "timm"})
     folder, _ = export("ls", 0, papers=PAPERS)
@@ -273,7 +268,8 @@ def test_an_export_says_how_the_images_were_resized(
     assert (cfg["crop_pct"], cfg["interpolation"], cfg["crop_mode"]) == (0.875, "bicubic", "center")
 
 
-def test_trainings_that_are_not_there(trained: Training, tmp_path: Path) -> None:
+def test_trainings_that_are_not_there(trained: Training) -> None:
+    """Or are of no order, or not of these images."""
     for name, reason in (
         ("ls", "outs/finetune: not found, no training has finished; `dvc repro`"),
         ("lss", r"variant: found 'lss', did you mean 'ls'\? accepted: baseline, ls, "),
@@ -284,17 +280,18 @@ def test_trainings_that_are_not_there(trained: Training, tmp_path: Path) -> None
         open_weights("mine")
     trained("ls", seed=3)
     trained("ls_pos")
-    (tmp_path / "file").write_text("")
+    trained("shared")
+    Path("file").write_text("")
     for name, seed, reason in (
-        ("lss", 0, r"found 'lss', did you mean 'ls'\? accepted: ls, ls_pos"),
+        ("lss", 0, r"found 'lss', did you mean 'ls'\? accepted: ls, ls_pos, shared"),
         ("ls", 0, "found 0, accepted: 3"),
         ("ls", 3, "file: cannot be written"),
+        ("shared", 0, "trained with route repeat_first, accepted: a variant that runs each"),
     ):
         with refused(reason):
             export(name, seed, Path("file"), papers=PAPERS)
-    (tmp_path / "outs" / "prepare_data").unlink()
-    reason = r"outs/prepare_data: not the images that .* was trained on"
-    with refused(reason):
+    Path("outs/prepare_data").unlink()
+    with refused(r"outs/prepare_data: not the images that .* was trained on"):
         export("ls", 3, papers=PAPERS)
 
 
@@ -374,14 +371,14 @@ def test_random_routes_of_a_prediction(pico: ModelPreset) -> None:
 def test_an_image_is_read_as_the_pipeline_reads_it(trained: Training, prepared: Path) -> None:
     trained()
     data = open_weights(TRAINING).data
-    cpu = torch.device("cpu")
-    split = Split(prepared, "validation", cpu, 1, 28, data["mean"], data["std"])
-    expected = split.take(slice(0, 1))[0][0]
-    grey = Image.fromarray(pixels(prepared))
-    deep = Image.fromarray(pixels(prepared).astype(np.uint16) * 257)
+    (expected,) = validation_images(prepared, data["mean"], data["std"], 1)
+    values = pixels(prepared)
+    grey = Image.fromarray(values)
+    deep = Image.fromarray(values.astype(np.uint16) * 257)
     for image in (grey, grey.convert("RGB"), grey.convert("P"), deep):
         image.save("image.png")
-        assert torch.allclose(read_image(Path("image.png"), data), expected, atol=1e-5), image.mode
+        found = read_image(Path("image.png"), data)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5, msg=image.mode)
     grey.convert("RGBA").resize((90, 40)).save("wide.png")
     assert read_image(Path("wide.png"), data).shape == (1, 28, 28)
 
@@ -389,42 +386,43 @@ def test_an_image_is_read_as_the_pipeline_reads_it(trained: Training, prepared: 
 def test_a_prediction_is_the_mean_over_the_orders(trained: Training) -> None:
     model = trained()
     opened = open_weights(TRAINING)
-    image, routes = images_for(model, 1)[0], choose_routes(model, "arbitrary", 3, 7, 0)
+    images, routes = images_for(model, 1), choose_routes(model, "arbitrary", 3, 7, 0)
     with torch.no_grad():
-        each = torch.stack([model(image[None], route).softmax(-1)[0] for route in routes])
-    best = int(each.mean(0).argmax())
-    found = predict(opened, image, routes, 3)
+        each = torch.cat([model(images, route).softmax(-1) for route in routes]).double().numpy()
+    best = each.mean(0).argmax()
+    found = predict(opened, images[0], routes, 3)
     assert (found["orders"], len(found["top"])) == (7, 3)
     assert found["top"][0] == {
         "index": best,
         "class": opened.classes[best],
-        "probability": pytest.approx(float(each[:, best].mean()), abs=1e-5),
-        "std": pytest.approx(float(each[:, best].std()), abs=1e-5),
+        "probability": pytest.approx(each[:, best].mean(), abs=1e-5),
+        "std": pytest.approx(each[:, best].std(ddof=1), abs=1e-5),
     }
-    assert found["agree"] == int((each.argmax(1) == best).sum())
-    single = predict(opened, image, [(0, 1, 2, 3)], 50)
+    assert found["agree"] == (each.argmax(1) == best).sum()
+    single = predict(opened, images[0], [(0, 1, 2, 3)], 50)
     assert [row["std"] for row in single["top"]] == [None] * 10
 
 
 def test_the_commands(trained: Training, prepared: Path) -> None:
     trained("ls", DISTILLED)
-    run = CliRunner().invoke
-    done = run(app, ["export", "ls", "--out", "mine"])
-    assert done.output.splitlines()[0] == "mine: written"
-    assert "written doubled" in done.output
+
+    def run(words: str) -> str:
+        return CliRunner().invoke(app, words.split(), catch_exceptions=False).output
+
+    exported = run("export ls --out mine")
+    assert exported.splitlines()[0] == "mine: written"
+    assert "written doubled" in exported
     for i in range(2):
         Image.fromarray(pixels(prepared, i)).save(f"{i}.png")
-    options = ["--weights", "mine", "--order", "arbitrary"]
-    done = run(app, ["predict", "0.png", "1.png", *options, "--top", "2", "--json"])
-    answers = json.loads(done.output)
+    options = "--weights mine --order arbitrary"
+    answers = json.loads(run(f"predict 0.png 1.png {options} --top 2 --json"))
     assert [answer["image"] for answer in answers] == ["0.png", "1.png"]
-    done = run(app, ["predict", "0.png", *options])
-    assert f"{answers[0]['top'][0]['probability']:.4f}" in done.output
+    assert f"{answers[0]['top'][0]['probability']:.4f}" in run(f"predict 0.png {options}")
     Path("bad.png").write_bytes(b"no image")
     faults = {"bad.png": "not an image that can be read", "absent.png": "there is no such file"}
     for name, fault in faults.items():
         with refused(f"^{name}: {fault}"):
-            run(app, ["predict", name, "--weights", "mine"], catch_exceptions=False)
+            run(f"predict {name} --weights mine")
 
 
 @pytest.mark.slow
@@ -446,8 +444,7 @@ def test_the_released_weights() -> None:
             assert torch.equal(stock(path)(images), model(images))
             assert torch.equal(wrapper(images).logits, model(images))
         own = evaluations.query(f"variant == '{path.name}' and seed == 0 and keep == 12")
-        card: Any = ModelCard((path / "README.md").read_text())
-        for result in card.data.eval_results:  # they are those of the committed results
+        for result in card_of(path).data.eval_results:  # they are those of the committed results
             name = "arbitrary" if "arbitrary" in result.metric_name else "sequential"
             order = own[own["order"] == name]
             accuracy = order[order["routes"] == order["routes"].max()]["accuracy"].mean()

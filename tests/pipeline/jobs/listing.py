@@ -16,7 +16,6 @@ from papers.questions.compute.plan import Plan as Questions
 from papers.smoothing.compute.plan import Plan as Smoothing
 from pipeline.config.params import Params
 from pipeline.config.sections import Finetune, Pretrain
-from pipeline.config.variant import PLAIN
 from pipeline.files import write_json
 from pipeline.jobs.job import Job
 from pipeline.jobs.plan import Plan
@@ -26,11 +25,12 @@ Listed = dict[str, dict[str, Job]]  # kind -> title -> job
 
 def listed(params: Params) -> Listed:
     """The jobs by kind and title, but those that start from another of their stage."""
-    pretrain, refine = Plan(params, Pretrain), Plan(params, Finetune)
+    refine = Plan(params, Finetune)
     exits, smoothing, inversion = Exits(params), Smoothing(params), Inversion(params)
     branches = exits.options.branches
     steps = [*exits.control(), *exits.at_placements("end_to_end", branches)]
     steps += exits.at_placements("layer_wise", exits.options.layer_wise_branches)
+    profiled = [*smoothing.references(), *smoothing.refined()]
     evaluations = Evaluations(params)
     questions = Questions(params)
     questions.options = questions.options.model_copy(update={"common": {}})
@@ -38,14 +38,8 @@ def listed(params: Params) -> Listed:
     for (part, _, _), job in questions.jobs().items():
         asked.setdefault(part, []).append(job)
     found: dict[str, Iterable[Job | None]] = {
-        "pretrain": [
-            pretrain.training("pretrain", PLAIN, pretrain.options, seed) for seed in params.starts
-        ],
-        "finetune": [
-            job
-            for seeds in refine.refinements(params.all_variants).values()
-            for job in seeds.values()
-        ],
+        "pretrain": Plan(params, Pretrain).starting().values(),
+        "finetune": of_seeds(refine.refinements(params.all_variants)),
         "evaluation": [job for (_, name, _), job in evaluations.jobs().items() if name != LOGISTIC],
         "regression": [evaluations.regress()],
         "analysis": Analyses(params).jobs().values(),
@@ -54,12 +48,8 @@ def listed(params: Params) -> Listed:
         "exits": [job for each in steps for job in each.jobs],
         "head": [exits.head_for(seed) for seed in exits.seeds],
         "smoothing": [smoothing.trained(model).job for model in smoothing.models()],
-        "profiles": [
-            each.job for each in smoothing.profiles([*smoothing.references(), *smoothing.refined()])
-        ],
-        "inversion trainings": [
-            job for seeds in inversion.trainings().values() for job in seeds.values()
-        ],
+        "profiles": [each.job for each in smoothing.profiles(profiled)],
+        "inversion trainings": of_seeds(inversion.trainings()),
         "inversion": inversion.inversions([]).values(),
         "painters": Painters(params).jobs().values(),
         "nodes": Nodes(params).jobs().values(),
@@ -69,6 +59,10 @@ def listed(params: Params) -> Listed:
         "class images": inversion.class_images([]).values(),
     }
     return {kind: _by_title([job for job in jobs if job]) for kind, jobs in found.items()}
+
+
+def of_seeds(jobs: dict[str, dict[int, Job]]) -> list[Job]:
+    return [job for of_variant in jobs.values() for job in of_variant.values()]
 
 
 def _by_title(jobs: list[Job]) -> dict[str, Job]:

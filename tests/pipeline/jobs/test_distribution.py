@@ -2,18 +2,16 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from papers.exits.compute.plan import Plan
-from papers.exits.section import Exits
 from pipeline.config.params import Params
 from pipeline.config.sections import Distributed
 from pipeline.jobs import run as running
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.events import ENDED, Event
 from pipeline.jobs.job import TRAIN, Job
+from tests.pipeline.jobs.listing import leave, listed
 
 Config = Callable[..., TrainConfig]
 TWO = Distributed(processes=2, nodes=1, endpoint=None, routes="own")
@@ -45,27 +43,24 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
 
 def mixed(config: TrainConfig) -> list[Job]:
     """Two trainings with what only one process can run between and behind them."""
-    functions = [
-        TRAIN,
-        "pipeline.training.loop:fetch",
-        TRAIN,
-        "papers.exits.compute.frozen:train_branches",
-    ]
-    sizes = {TRAIN: 2}
-    return [
-        Job(f"job {i}", f, config.model_copy(update={"seed": i, "world_size": sizes.get(f, 1)}))
-        for i, f in enumerate(functions)
-    ]
+    fetch, branches = "pipeline.training.loop:fetch", "papers.exits.compute.frozen:train_branches"
+    jobs = []
+    for i, function in enumerate([TRAIN, fetch, TRAIN, branches]):
+        changes = {"seed": i, "world_size": 2 if function == TRAIN else 1}
+        jobs.append(Job(f"job {i}", function, config.model_copy(update=changes)))
+    return jobs
 
 
 def test_trainings_are_spread_and_all_else_runs_side_by_side(
     train_config: Config, runs: list[tuple[str, list[str]]]
 ) -> None:
     jobs = mixed(train_config())
-    seen: list[tuple[str, Any]] = []
-    running.run(
-        jobs, "cpu", lambda job, event: seen.append((job.title, event["epoch"])), distributed=TWO
-    )
+    seen: list[tuple[str, int]] = []
+
+    def note(job: Job, event: Event) -> None:
+        seen.append((job.title, event["epoch"]))
+
+    running.run(jobs, "cpu", note, distributed=TWO)
     assert seen == [("job 1", 1), ("job 3", 3), ("job 0", 0), ("job 2", 2)]
     assert runs == [("pool", ["fetch", "train_branches"]), ("torchrun", ["train", "train"])]
     for alone in (None, ONE):
@@ -79,52 +74,16 @@ def test_trainings_are_spread_and_all_else_runs_side_by_side(
     assert runs == [("pool", ["fetch", "train_branches"]), ("torchrun", ["train", "train"])]
 
 
-@pytest.fixture
-def stage(params: Params, prepared: Path, tmp_path: Path) -> Callable[..., Plan]:
-    """A factory of plans of stage exits, with small files in the place of weights."""
-    for name in ("pretrain/seed_0/weights", "baseline/seed_0/weights"):
-        (file := tmp_path / "outs" / f"{name}.safetensors").parent.mkdir(parents=True)
-        file.write_text(name)
-
-    def make(distributed: Distributed) -> Plan:
-        options = {
-            "variants": {"baseline": ["mlp"]},
-            "strategies": ["classifier_wise", "end_to_end"],
-            "seeds": 1,
-            "branches": ["mlp"],
-            "placements": [[1]],
-            "counting_strategies": [],
-        }
-        update: dict[str, Any] = {
-            "distributed": distributed,
-            "scale": "published",
-            "exits": Exits.model_validate(params.exits.model_dump() | options),
-        }
-        preset = params.models[params.model].model_copy(update={"exits": {}})
-        return Plan(
-            params.model_copy(update=update | {"models": params.models | {params.model: preset}}),
-            prepared,
-        )
-
-    return make
+TRAININGS = ("pretrain", "finetune", "exits", "smoothing", "inversion trainings")
 
 
-@pytest.mark.parametrize(("distributed", "identity"), [(ONE, (1, "shared")), (TWO, (2, "own"))])
-def test_trainings_with_exits_know_how_many_processes_they_have(
-    stage: Callable[..., Plan], prepared: Path, distributed: Distributed, identity: tuple[int, str]
-) -> None:
-    """End to end, layer-wise, the control. Their keys differ from one process's."""
-    plan = stage(distributed)
-    found = plan.control()
-    for strategy in ("end_to_end", "layer_wise"):
-        found += plan.at_placements(strategy, ["mlp"])
-    jobs = [job for each in found for job in each.jobs]
-    assert {
-        (job.config.world_size, job.config.routes)
-        for job in jobs
-        if isinstance(job.config, TrainConfig)
-    } == {identity}
-    assert len(jobs) == len([job for job in jobs if isinstance(job.config, TrainConfig)]) > 2
-    if distributed is TWO:
-        alone = {job.key for each in stage(ONE).control() for job in each.jobs}
-        assert not alone & {job.key for job in jobs}
+def test_all_trainings_know_how_many_processes_they_have(params: Params, here: Path) -> None:
+    """Those of exits too: end to end, layer-wise, the control. Keys differ from one process's."""
+    leave(params, here)
+    keys = []
+    for distributed, identity in ((ONE, (1, "shared")), (TWO, (2, "own"))):
+        found = listed(params.model_copy(update={"distributed": distributed}))
+        jobs = [job for kind in TRAININGS for job in found[kind].values()]
+        assert {(job.config.world_size, job.config.routes) for job in jobs} == {identity}
+        keys.append({job.key for job in jobs})
+    assert keys[0].isdisjoint(keys[1])

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -33,32 +33,26 @@ def test_limits_of_containers(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    groups = "4:memory:/a/b\n1:cpu,cpuacct:/a/b\n0::/a/b\n"
-    files = {f"sys/fs/cgroup/{name}": text + "\n" for name, text in files.items()}
-    for name, text in ({"proc/self/cgroup": groups} | files).items():
+    found = {"proc/self/cgroup": "4:memory:/a/b\n1:cpu,cpuacct:/a/b\n0::/a/b"}
+    found |= {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
+    for name, text in found.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_text(f"{text}\n")
     monkeypatch.setattr(machine, "group_folders", lambda name: group_folders(name, tmp_path))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8), raising=False)
-    total = type("Memory", (), {"total": 64 * GIB})
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: total)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: Mock(total=64 * GIB))
     assert (available_cores(), memory_limit()) == (cores, gib * GIB)
-
-
-@pytest.fixture
-def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A nvidia-smi that lists two GPUs, which torch cannot use."""
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 'GPU 0: A (UUID: GPU-1)'\necho 'GPU 1: A (UUID: GPU-2)'\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    return program
 
 
 @pytest.mark.parametrize("visible", [None, "NoDevFiles", ""])
 def test_gpus_that_torch_cannot_use(
-    visible: str | None, driver: Path, monkeypatch: pytest.MonkeyPatch
+    visible: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A driver's nvidia-smi lists two."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'GPU 0: A (UUID: GPU-1)'\necho 'GPU 1: A (UUID: GPU-2)'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     if visible is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
@@ -74,12 +68,7 @@ def test_gpus_that_torch_cannot_use(
 def test_torch_is_asked_once_and_only_where_there_may_be_a_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[Any] = []
-
-    def ask(*command: Any, **_: Any) -> Any:
-        asked.append(command)
-        return type("Answer", (), {"stdout": '[2, true, ""]'})
-
+    ask = Mock(return_value=Mock(stdout='[2, true, ""]'))
     monkeypatch.setattr(machine.subprocess, "run", ask)
     monkeypatch.setattr(machine.shutil, "which", lambda name: None)
     for patterns, visible, count in (
@@ -93,7 +82,7 @@ def test_torch_is_asked_once_and_only_where_there_may_be_a_gpu(
         if not patterns:
             machine._ask.cache_clear()
         assert gpus().count == count
-    assert len(asked) == 1
+    ask.assert_called_once()
     machine._ask.cache_clear()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, 3")
     assert [gpu_variable(slot) for slot in (0, 1, None)] == ["5", "3", ""]
@@ -115,7 +104,4 @@ def test_sockets_have_a_short_temporary_folder(kind: str, tmp_path: Path) -> Non
         "print('runs')"
     )
     env = os.environ | {"TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
-    told = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False
-    )
-    assert told.stdout == "runs\n", told.stderr
+    assert subprocess.check_output([sys.executable, "-c", code], env=env, text=True) == "runs\n"

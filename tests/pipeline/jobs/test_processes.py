@@ -50,16 +50,12 @@ def command(script: Path | str, **environment: str) -> dict[str, Any]:
     return {"args": [sys.executable, script], "env": env, "text": True}
 
 
-def ended(folder: Path, seconds: float = 20) -> bool:
-    """Whether all processes that left their number in a folder end soon."""
-    numbers = [int(path.stem) for path in folder.glob("*.pid")]
-    assert len(numbers) == 2
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if not any(psutil.pid_exists(n) and is_alive(psutil.Process(n)) for n in numbers):
-            return True
-        time.sleep(0.1)
-    return False
+def assert_end_soon(*numbers: int) -> None:
+    """Check that the processes of these numbers do."""
+    deadline = time.monotonic() + 20
+    while any(psutil.pid_exists(n) and is_alive(psutil.Process(n)) for n in numbers):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.mark.slow
@@ -82,8 +78,7 @@ def test_short_stages_end_in_order_under_load(tmp_path: Path) -> None:
 def test_a_stage_ends_with_dvc(tmp_path: Path, shell: str, wrapped: bool) -> None:
     """DVC is killed alone, without its stage and the shell that stays between them if `wrapped`."""
     (tmp_path / "long.py").write_text(LONG)
-    line = f"{sys.executable} long.py"
-    line = f"{line}; true" if wrapped else line
+    line = f"{sys.executable} long.py{'; true' if wrapped else ''}"
     (tmp_path / "dvc.yaml").write_text(f"stages:\n  wait:\n    cmd: {line}\n")
     (tmp_path / ".dvc").mkdir()
     (tmp_path / ".dvc" / "config").write_text("[core]\n    no_scm = true\n    analytics = false\n")
@@ -92,11 +87,11 @@ def test_a_stage_ends_with_dvc(tmp_path: Path, shell: str, wrapped: bool) -> Non
     with subprocess.Popen(
         **how, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as dvc:
-        while len(list(tmp_path.glob("*.pid"))) < 2:
+        while len(noted := list(tmp_path.glob("*.pid"))) < 2:
             assert dvc.poll() is None
             time.sleep(0.05)
         dvc.kill()
-    assert ended(tmp_path)
+    assert_end_soon(*(int(path.stem) for path in noted))
 
 
 @pytest.mark.slow
@@ -105,16 +100,14 @@ def test_a_stage_ends_with_a_dvc_that_it_never_saw(tmp_path: Path) -> None:
     (tmp_path / "long.py").write_text(LONG)
     how = command(tmp_path / "long.py")
     start = (
-        f"import subprocess; print(subprocess.Popen({list(map(str, how['args']))}, "
+        "import subprocess, sys; print(subprocess.Popen(sys.argv[1:], "
         "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid)"
     )
-    how |= {"args": [sys.executable, "-c", start], "cwd": tmp_path, "start_new_session": True}
-    done = subprocess.run(**how, check=True, capture_output=True)
-    number = int(done.stdout)
-    deadline = time.monotonic() + 20
-    while psutil.pid_exists(number) and is_alive(psutil.Process(number)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    how["args"] = [sys.executable, "-c", start, *how["args"]]
+    done = subprocess.run(
+        **how, cwd=tmp_path, start_new_session=True, check=True, capture_output=True
+    )
+    assert_end_soon(int(done.stdout))
 
 
 @pytest.mark.parametrize("module", sorted({each["cmd"].split()[2] for each in STAGES.values()}))
@@ -123,18 +116,13 @@ def test_every_stage_ends_with_dvc(module: str) -> None:
     assert inspect.getsource(import_module(module).main).startswith("@stage_process()")
 
 
-@pytest.fixture
-def signals(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The signals that this process sends itself; it gets none."""
-    sent: list[int] = []
+@pytest.mark.parametrize("needed", [True, False])
+def test_no_thread_is_left(monkeypatch: pytest.MonkeyPatch, needed: bool) -> None:
+    """This process gets none of the signals that it sends itself."""
+    signals: list[int] = []
     monkeypatch.setattr(processes, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(processes, "LAST_SECONDS", 0.01)
-    monkeypatch.setattr(processes.os, "kill", lambda pid, number: sent.append(number))
-    return sent
-
-
-@pytest.mark.parametrize("needed", [True, False])
-def test_no_thread_is_left(signals: list[int], needed: bool) -> None:
+    monkeypatch.setattr(processes.os, "kill", lambda pid, number: signals.append(number))
     before = threading.active_count()
     with ends_unless(lambda: needed):
         assert threading.active_count() == before + 1

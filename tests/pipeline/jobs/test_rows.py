@@ -1,5 +1,6 @@
 """Result files: names that pandas takes for missing values or for numbers are names."""
 
+import itertools
 import json
 from pathlib import Path
 from unittest.mock import Mock
@@ -23,12 +24,12 @@ NAMES = ["NA", "nan", "None", "null", "NaN", "N", "inf", "True"]
 NUMBERS = ["007", "1", "1e5"]
 
 
-def evaluation(accuracy: float) -> pd.DataFrame:
+def evaluation() -> pd.DataFrame:
     """What an evaluation leaves: 2 of 4 layers, and the whole model in both orders."""
     rows = [(2, "sequential", "0-1"), (4, "sequential", "0-1-2-3"), (4, "arbitrary", "3-1-0-2")]
     frame = pd.DataFrame(rows, columns=["keep", "order", "route"])
     return frame.assign(
-        routes=1, images=8, accuracy=accuracy, loss=1.0, position_accuracy=np.nan, std_images=0.1
+        routes=1, images=8, accuracy=0.5, loss=1.0, position_accuracy=np.nan, std_images=0.1
     )
 
 
@@ -36,11 +37,11 @@ def evaluation(accuracy: float) -> pd.DataFrame:
 def test_a_variant_of_any_name_keeps_its_rows(names: list[str], tmp_path: Path) -> None:
     """From the evaluations to results/prune_eval.csv, and from there to tables."""
     jobs = {}
-    for i, name in enumerate(names):
-        for seed in (0, 1):
-            jobs[name, seed] = Mock(folder=tmp_path / f"{i}_{seed}")
-            jobs[name, seed].folder.mkdir()
-            evaluation(i / 10 + seed / 100).to_csv(jobs[name, seed].folder / ROWS, index=False)
+    for name, seed in itertools.product(names, (0, 1)):
+        folder = tmp_path / f"{name} {seed}"
+        folder.mkdir()
+        evaluation().to_csv(folder / ROWS, index=False)
+        jobs[name, seed] = Mock(folder=folder)
     plan = Mock(params=Mock(dataset="d", model="m"))
     Plan.gather(plan, jobs).to_csv(tmp_path / "prune_eval.csv", index=False)
     rows = Results(tmp_path, PAPERS).table("prune_eval")
@@ -48,27 +49,23 @@ def test_a_variant_of_any_name_keeps_its_rows(names: list[str], tmp_path: Path) 
     assert rows["position_accuracy"].isna().all()  # an empty cell is missing
     assert seed_means(rows).index.tolist() == [(name, seed) for name in names for seed in (0, 1)]
     assert list(table_metrics(rows)) == names
-    assert summarise(rows).groupby("variant", sort=False).size().to_dict() == dict.fromkeys(
-        names, 3
-    )
+    cells = summarise(rows)["variant"].value_counts(sort=False)
+    assert cells.to_dict() == dict.fromkeys(names, 3)
 
 
 COLUMNS = ["training", "weights", "family", "sampler", "dataset", "model", "class", "judge_sees"]
+COLUMNS += ["losses", "removed", "edit"]
 
 
-def test_no_name_in_any_column_is_missing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("names", "columns"), [([*NAMES, "none"], COLUMNS), (NUMBERS, ["class"])], ids=str
+)
+def test_a_name_in_any_column_is_one(names: list[str], columns: list[str], tmp_path: Path) -> None:
     """Names stand in more columns than one; "none" stands for no loss and no edit."""
-    names = [*NAMES, "none"]
-    accuracies = [0.5, np.nan] + [0.25] * (len(names) - 2)
-    written = pd.DataFrame(dict.fromkeys([*COLUMNS, "losses", "removed", "edit"], names))
-    written = written.assign(seed=range(len(names)), accuracy=accuracies)
+    written = pd.DataFrame(dict.fromkeys(columns, names))
+    written["accuracy"] = [0.5, np.nan] + [0.25] * (len(names) - 2)
     written.to_csv(tmp_path / "rows.csv", index=False)
     pd.testing.assert_frame_equal(read_rows(tmp_path / "rows.csv"), written)
-
-
-def test_numbers_of_names_are_names(tmp_path: Path) -> None:
-    pd.DataFrame({"class": NUMBERS}).to_csv(tmp_path / "rows.csv", index=False)
-    assert read_rows(tmp_path / "rows.csv")["class"].tolist() == NUMBERS
 
 
 def test_such_names_are_legal(params: Params, tmp_path: Path) -> None:

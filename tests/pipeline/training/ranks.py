@@ -2,10 +2,10 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from pipeline.jobs.configs import TrainConfig
 from pipeline.training import loop
 from pipeline.training.devices import compile_blocks
 from pipeline.training.distributed import rank_and_world
@@ -17,7 +17,7 @@ STEPS = 3
 PATCHES = 4
 
 
-def gradients(config: TrainConfig, data: Path, folder: Path, report: Report) -> None:
+def gradients(config: Any, data: Path, weights: None, folder: Path, report: Report) -> None:
     """Write the gradients of a few steps, all from the same weights, to `gradients_<rank>.pt`."""
     loop.compile_blocks = partial(compile_blocks, backend="aot_eager")
     rank, world = rank_and_world()

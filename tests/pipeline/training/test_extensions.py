@@ -7,22 +7,21 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 
 from lsvit.routed import RoutedModel, Tap
 from lsvit.weights import save_weights
 from pipeline.config.paper import Paper, VariantKey
 from pipeline.config.variant import variant_class
 from pipeline.data.splits import Split
-from pipeline.files import read_json
 from pipeline.jobs.configs import TrainConfig
-from pipeline.jobs.files import HISTORY, WEIGHTS
+from pipeline.jobs.files import WEIGHTS
 from pipeline.models.extensions import Extension, extensions_of
 from pipeline.models.start import load_start
 from pipeline.models.weights import build, create_backbone
-from pipeline.training.loop import train
 from pipeline.training.objectives import Augment, Batch, ForwardPass, Objective, Terms
 from pipeline.training.scoring import Score
+from tests.pipeline.training.test_loop import run
 
 
 class Mean:
@@ -77,17 +76,14 @@ def test_a_paper_with_a_loss_edits_no_file_of_the_pipeline(
     train_config: Callable[..., TrainConfig], prepared: Path, tmp_path: Path
 ) -> None:
     """Parts, loss, frozen weights, batches and the epoch that is kept are the extension's."""
-    config = train_config(epochs=2).model_copy(
-        update={"variant": Variant(route="arbitrary", extra=0.5)}
-    )
-    train(config, prepared, None, tmp_path, lambda event: None)
-    history = read_json(tmp_path / HISTORY, list)
-    for row in history:
+    variant = Variant(route="arbitrary", extra=0.5)
+    config = train_config(epochs=2).model_copy(update={"variant": variant})
+    for row in run(config, prepared, tmp_path):
         assert row["train/noted"] == pytest.approx(7)
         expected = row["train/class_loss"] + 0.5 * row["train/extra_loss"]
         assert row["train/loss"] == pytest.approx(expected, rel=1e-5)
         assert row["validation/arbitrary/objective"] == -row["validation/arbitrary/loss"]
-    tensors: dict[str, Tensor] = load_file(tmp_path / WEIGHTS)
+    tensors = load_file(tmp_path / WEIGHTS)
     assert {"extra.weight", "extra.bias"} <= tensors.keys()
     torch.manual_seed(config.seed)
     start = build(config.model, 10, config.variant)
@@ -104,9 +100,10 @@ def test_parts_of_a_trained_model_are_no_start(
     """Neither the library's nor a paper's: another model starts from the rest."""
     config = train_config(position={"encode": {}, "predict": {}}, losses={"mixing": 1.0})
     trained = build(config.model, 10, config.variant)
-    save_weights(trained, tmp_path / WEIGHTS)
-    assert "patch_head.weight" in load_file(tmp_path / WEIGHTS)
-    preset = config.model.model_copy(update={"weights": str(tmp_path / WEIGHTS)})
+    file = tmp_path / WEIGHTS
+    save_weights(trained, file)
+    assert "patch_head.weight" in load_file(file)
+    preset = config.model.model_copy(update={"weights": str(file)})
     backbone = create_backbone(preset, 10)
     assert load_start(backbone, preset, [*map(str, range(10))])["head"] == "loaded"
     assert torch.equal(backbone.head.weight, trained.backbone.head.weight)

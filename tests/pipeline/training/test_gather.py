@@ -3,7 +3,6 @@ whenever it was done.
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -23,16 +22,6 @@ class LaterConfig(TrainConfig):
     """Has a key that trainings knew nothing of."""
 
     later: Annotated[int, Added(3)] = 3
-
-
-@pytest.fixture(scope="module")
-def jobs(train_jobs: TrainJobs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Job]]:
-    """Two seeds of a variant named "first_name", trained."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DVC_ROOT", str(tmp_path_factory.mktemp("root")))
-        jobs = anew(train_jobs(0, 1, epochs=1), "first_name")
-        train(jobs)
-        yield jobs
 
 
 def anew(jobs: list[Job], title: str, kind: type[TrainConfig] = TrainConfig) -> list[Job]:
@@ -60,12 +49,24 @@ def kept(jobs: list[Job], folder: Path) -> dict[str, bytes]:
 
 
 def test_the_same_work_leaves_the_same_bytes(
-    jobs: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train_jobs: TrainJobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Gathered again, also under another title and with a later key; trained again elsewhere."""
+    """Gathered again, also under another title and with a later key; trained again elsewhere.
+
+    So they hold no title, no folder and no time, and no key either.
+    """
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path / "root"))
+    jobs = anew(train_jobs(0, 1, epochs=1), "first_name")
+    train(jobs)
     first = kept(jobs, tmp_path / "first")
     each = {CONFIG, FINAL, HISTORY, WEIGHTS, "execution.txt"}
     assert first.keys() == {TABLE, *(f"seed_{seed}/{name}" for seed in (0, 1) for name in each)}
+    for name, content in first.items():
+        assert not any(job.key.encode() in content for job in jobs), name
+        if not name.endswith("safetensors"):
+            assert not re.search(rb"seconds|20\d\d-\d\d|\d\d:\d\d", content), name
+    assert first[TABLE].startswith(b"seed,epoch,")
+    assert read_json(tmp_path / "first/seed_1" / CONFIG)["seed"] == 1
     assert first["seed_0/weights.safetensors"] != first["seed_1/weights.safetensors"]
     assert kept(jobs, tmp_path / "again") == first
     for kind in (TrainConfig, LaterConfig):
@@ -78,14 +79,3 @@ def test_the_same_work_leaves_the_same_bytes(
     assert not any(job.done for job in others)
     train(others)
     assert kept(others, tmp_path / "trained again") == first
-
-
-def test_what_is_kept_holds_no_key_no_title_and_no_time(jobs: list[Job], tmp_path: Path) -> None:
-    for name, content in kept(jobs, tmp_path).items():
-        for word in (*(job.key for job in jobs), "first_name", str(jobs[0].folder.parent)):
-            assert word.encode() not in content, (name, word)
-        if not name.endswith("safetensors"):
-            assert not re.search(rb"seconds|20\d\d-\d\d|\d\d:\d\d", content), name
-    header = (tmp_path / TABLE).read_text().splitlines()[0].split(",")
-    assert header[:2] == ["seed", "epoch"]
-    assert read_json(tmp_path / "seed_1" / CONFIG)["seed"] == 1

@@ -20,11 +20,10 @@ from pipeline.config.variant import Position
 from pipeline.jobs.configs import TrainConfig
 from pipeline.models.weights import build
 from pipeline.training import loop
-from pipeline.training.devices import Execution
 from pipeline.training.loop import draw_route, make_step
 from pipeline.training.objectives import Batch
 from pipeline.training.step import backward_in_parts
-from tests.models import assert_near
+from tests.models import CPU, assert_near
 from tests.pipeline.training.test_loop import outcome, run
 
 Config = Callable[..., TrainConfig]
@@ -63,9 +62,8 @@ def gradients(config: TrainConfig, routes: Routes, batch: Batch) -> dict[str, to
     """Of one step in double precision, with all parts of the variant."""
     torch.manual_seed(0)
     model = build(config.model, 10, config.variant).double()
-    execution = Execution(torch.device("cpu"), "fp32")
     model.checkpointing = config.options.checkpointing
-    step = make_step(model, config.variant, 1.0, execution)
+    step = make_step(model, config.variant, 1.0, CPU)
     found = backward_in_parts(step, batch, routes, config.options)
     assert torch.isfinite(found["loss"])
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
@@ -93,8 +91,7 @@ def test_parts_of_a_batch_give_the_gradients_of_the_whole(
     and as its rows sample by sample.
     """
     variant = Variant(route=route, **SETTINGS[setting])
-    setting_of_all = {"per": per, "batch_size": 13, "route": route}
-    config = train_config(**setting_of_all).model_copy(update={"variant": variant})
+    config = train_config(per=per, batch_size=13).model_copy(update={"variant": variant})
     torch.manual_seed(1)
     batch = Batch(torch.randn(13, 1, 28, 28, dtype=torch.float64), torch.randint(0, 10, (13,)))
     routes = draw_route(config, 4, 1, 0)
@@ -105,7 +102,7 @@ def test_parts_of_a_batch_give_the_gradients_of_the_whole(
     found = []
     for micro_batch_size, checkpointing in ((1, False), (5, False), (7, False), (5, True)):
         changes = {"micro_batch_size": micro_batch_size, "checkpointing": checkpointing}
-        options = train_config(**setting_of_all, **changes).options
+        options = config.options.model_copy(update=changes)
         other = config.model_copy(update={"options": options})
         found.append(gradients(other, routes, batch))
     found.append(gradients(config, RouteTable(routes.rows(13)), batch))

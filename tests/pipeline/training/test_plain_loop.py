@@ -3,6 +3,7 @@ over timm.
 """
 
 import gzip
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,12 @@ from papers.layershuffle.compute.evaluation import evaluate
 from papers.layershuffle.section import EvalConfig, PruneEval
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
-from pipeline.config.sections import Finetune, Optimisation
-from pipeline.config.variant import Variant
 from pipeline.files import read_json
 from pipeline.jobs.configs import TrainConfig
-from pipeline.jobs.files import HISTORY, ORIGIN, ROWS, WEIGHTS, read_meta
-from pipeline.jobs.plan import run_config
+from pipeline.jobs.files import HISTORY, ORIGIN, ROWS, WEIGHTS
 from pipeline.jobs.rows import read_rows
 from pipeline.training.loop import fetch, train
+from tests.conftest import run_fields
 
 # Architectures of published weights: a plain one; with layer scale; with that and register tokens.
 # Here narrow, weights random.
@@ -39,34 +38,15 @@ SMALL: dict[str, Any] = {"img_size": 56, "embed_dim": 48, "num_heads": 3, "depth
 EPOCHS, BATCH = 7, 12  # 56 steps with 96 images
 
 
-def fetched(name: str, data: Path, folder: Path, params: Params) -> tuple[dict[str, Any], Path]:
-    """A checkpoint of 1,000 classes, 70 pixels and three channels, as the pipeline starts from it:
-    fields of a configuration, weights.
-    """
+def published_preset(name: str, folder: Path) -> ModelPreset:
+    """A model that starts from a checkpoint of 1,000 classes, 70 pixels and three channels."""
     torch.manual_seed(1)
     published: Any = timm.create_model(
         name, **(SMALL | PUBLISHED[name] | {"num_classes": 1000, "in_chans": 3, "img_size": 70})
     )
     save_file(published.state_dict(), folder / "mine.safetensors")
-    preset = ModelPreset(
-        timm=name, kwargs=SMALL | PUBLISHED[name], weights=str(folder / "mine.safetensors")
-    )
-    fields = run_config(
-        params, name, Variant(route="sequential"), read_meta(data)["sha256"], None, preset
-    )
-    options = Optimisation.model_validate(
-        params.resolve(Finetune).model_dump(include=set(Optimisation.model_fields))
-    )
-    (folder / "start").mkdir()
-    fetch(
-        TrainConfig(**fields, options=options, seed=0),
-        data,
-        None,
-        folder / "start",
-        lambda event: None,
-    )
-    assert read_json(folder / "start" / ORIGIN)["head"] == "fresh"
-    return fields, folder / "start" / WEIGHTS
+    weights = str(folder / "mine.safetensors")
+    return ModelPreset(timm=name, kwargs=SMALL | PUBLISHED[name], weights=weights)
 
 
 def read_bytes(path: Path, header: int) -> np.ndarray:
@@ -93,41 +73,40 @@ def pixels(raw: Path, split: str) -> Tensor:
 @pytest.mark.parametrize("name", PUBLISHED)
 @pytest.mark.parametrize("route", ["sequential", "arbitrary"])
 def test_training_from_a_checkpoint_equals_a_plain_loop(
-    name: str, route: str, prepared: Path, tmp_path: Path, params: Params
+    name: str,
+    route: str,
+    train_config: Callable[..., TrainConfig],
+    prepared: Path,
+    tmp_path: Path,
+    params: Params,
 ) -> None:
     """Loss of each of 7 epochs, 56 steps of Adam in all, to 1e-5; the trained model is then
     evaluated, pruned too.
     """
-    fields, start = fetched(name, prepared, tmp_path, params)
-    options = params.finetune.model_copy(
-        update={"batch_size": BATCH, "epochs": EPOCHS, "lr": 1e-4, "validation_batch_size": 20}
-    )
-    config = TrainConfig(
-        **fields | {"variant": Variant.model_validate({"route": route})}, options=options, seed=3
-    )
-    (tmp_path / "run").mkdir()
-    train(config, prepared, start, tmp_path / "run", lambda event: None)
-    history = read_json(tmp_path / "run" / HISTORY, list)
+    preset = published_preset(name, tmp_path)
+    config = train_config(seed=3, route=route, batch_size=BATCH, epochs=EPOCHS, lr=1e-4)
+    config = config.model_copy(update={"model": preset})
+    start, trained, evaluated = (tmp_path / part for part in ("start", "trained", "evaluated"))
+    for folder in (start, trained, evaluated):
+        folder.mkdir()
+    fetch(config, prepared, None, start, lambda event: None)
+    assert read_json(start / ORIGIN)["head"] == "fresh"
+    train(config, prepared, start / WEIGHTS, trained, lambda event: None)
+    history = read_json(trained / HISTORY, list)
 
     raw = prepared.parent / "raw"
     plain: Any = timm.create_model(name, **(SMALL | PUBLISHED[name] | {"num_classes": 10}))
-    plain.load_state_dict(load_file(start))
-    images, labels = (
-        pixels(raw, "train"),
-        torch.tensor(read_bytes(raw / "train-labels-idx1-ubyte.gz", 8)).long(),
-    )
+    plain.load_state_dict(load_file(start / WEIGHTS))
+    images = pixels(raw, "train")
+    labels = torch.tensor(read_bytes(raw / "train-labels-idx1-ubyte.gz", 8)).long()
     adam = torch.optim.Adam(plain.parameters(), lr=1e-4, eps=1e-6)
     for epoch, row in enumerate(history, 1):
         order, losses = generator("batches", 3, epoch).permutation(len(images)), []
         for step, chosen in enumerate(np.split(order, len(images) // BATCH)):
-            layers = (
-                arbitrary(generator("train", 3, epoch, step), 6)
-                if route == "arbitrary"
-                else range(6)
-            )
-            tokens = plain.norm_pre(
-                plain.patch_drop(plain._pos_embed(plain.patch_embed(images[chosen])))
-            )
+            layers = tuple(range(6))
+            if route == "arbitrary":
+                layers = arbitrary(generator("train", 3, epoch, step), 6)
+            tokens = plain._pos_embed(plain.patch_embed(images[chosen]))
             for layer in layers:
                 tokens = plain.blocks[layer](tokens)
             loss = cross_entropy(plain.forward_head(plain.norm(tokens)), labels[chosen])
@@ -138,23 +117,15 @@ def test_training_from_a_checkpoint_equals_a_plain_loop(
         assert row["train/class_loss"] == pytest.approx(np.mean(losses), abs=1e-5)
     assert history[-1]["train/class_loss"] < history[0]["train/class_loss"]
 
-    evaluated = PruneEval(
-        **params.prune_eval.model_dump() | {"keep": [3, 6], "orders": 2, "samplers": []}
-    )
-    fields |= {"variant": config.variant, "precision": "auto", "seed": 3}
-    (tmp_path / "evaluated").mkdir()
-    evaluate(
-        EvalConfig(**fields, options=evaluated),
-        prepared,
-        tmp_path / "run" / WEIGHTS,
-        tmp_path / "evaluated",
-        lambda event: None,
-    )
-    rows = read_rows(tmp_path / "evaluated" / ROWS)
+    changes = {"keep": [3, 6], "orders": 2, "samplers": []}
+    options = PruneEval(**params.prune_eval.model_dump() | changes)
+    fields = run_fields(prepared, preset, config.variant, precision="auto", seed=3)
+    measured = EvalConfig(**fields, options=options)
+    evaluate(measured, prepared, trained / WEIGHTS, evaluated, lambda event: None)
+    rows = read_rows(evaluated / ROWS)
     full = rows[(rows["keep"] == 6) & (rows["order"] == "sequential")]["accuracy"].item()
     with torch.inference_mode():
-        plain.load_state_dict(load_file(tmp_path / "run" / WEIGHTS))
-        right = plain.eval()(pixels(raw, "validation")).argmax(-1) == torch.tensor(
-            read_bytes(raw / "t10k-labels-idx1-ubyte.gz", 8)
-        )
-    assert full == pytest.approx(right.float().mean().item(), abs=1e-6)
+        plain.load_state_dict(load_file(trained / WEIGHTS))
+        answers = plain.eval()(pixels(raw, "validation")).argmax(-1)
+    right = answers.numpy() == read_bytes(raw / "t10k-labels-idx1-ubyte.gz", 8)
+    assert full == pytest.approx(right.mean(), abs=1e-6)
