@@ -48,14 +48,8 @@ os.environ["CUBLAS_WORKSPACE_CONFIG"] = (
 multiprocessing.set_forkserver_preload(["pipeline.training.loop", "timm"])
 ROOT = Path(__file__).parent.parent
 LONGEST = ("test_cluster.py", "test_pipeline.py")  # minutes each, most of them waiting
-PICO = {
-    "img_size": 28,
-    "patch_size": 14,
-    "in_chans": 1,
-    "embed_dim": 16,
-    "depth": 4,
-    "num_heads": 2,
-}
+SIZES = {"img_size": 28, "patch_size": 14, "embed_dim": 16, "num_heads": 2}
+PICO = SIZES | {"in_chans": 1, "depth": 4}
 ALL_SECTIONS: list[type[Section]] = [
     Pretrain,
     Finetune,
@@ -184,9 +178,8 @@ def write_raw(folder: Path, counts: dict[str, int]) -> None:
         for image, label in zip(images, labels, strict=True):
             image[2 * label + 2 : 2 * label + 6] = 255
         for part, array in zip(IDX_KIND, (images, labels), strict=True):
-            sums.append(
-                f"{write_idx(folder / idx_name(split, part), array)}  {idx_name(split, part)}\n"
-            )
+            name = idx_name(split, part)
+            sums.append(f"{write_idx(folder / name, array)}  {name}\n")
     (folder / CHECKSUMS).write_text("".join(sums))
 
 
@@ -230,23 +223,11 @@ def train_config(params: Params, pico: ModelPreset, prepared: Path) -> Callable[
     `seed`, keys of a variant as named, and any key of `finetune`.
     """
 
-    def make(
-        seed: int = 0,
-        route: Any = "arbitrary",
-        position: Any = None,
-        layers: int | None = None,
-        losses: Any = None,
-        talking_heads: bool = False,
-        per: Per = "batch",
-        teacher: Any = None,
-        **options: Any,
-    ) -> TrainConfig:
+    def make(seed: int = 0, per: Per = "batch", **options: Any) -> TrainConfig:
+        keys = {key: options.pop(key) for key in Variant.model_fields.keys() & options.keys()}
+        variant = Variant.model_validate({"route": "arbitrary"} | keys)
         defaults = {"batch_size": 32, "epochs": 3, "validation_batch_size": 20, "lr": 0.003}
         values = params.finetune.model_dump() | defaults | options
-        parts = {"position": position, "losses": losses, "talking_heads": talking_heads}
-        parts = {key: value for key, value in parts.items() if value}
-        keys = {"route": route, "layers": layers, "teacher": teacher}
-        variant = Variant.model_validate(keys | parts)
         fields = run_fields(prepared, pico, variant)
         return TrainConfig(**fields, seed=seed, options=Finetune(**values), per=per)
 
@@ -269,16 +250,14 @@ def train_jobs(train_config: Callable[..., TrainConfig], prepared: Path) -> Trai
 
 
 @pytest.fixture
-def outs(tmp_path: Path, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def outs(here: Path, own_root: None, prepared: Path) -> Path:
     """In a repository's folder, the working one from here, what stages leave.
 
     Prepared images, nothing else yet.
     """
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
-    (tmp_path / "outs").mkdir()
-    (tmp_path / "outs" / "prepare_data").symlink_to(prepared)
-    return tmp_path / "outs"
+    (here / "outs").mkdir()
+    (here / "outs" / "prepare_data").symlink_to(prepared)
+    return here / "outs"
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from pipeline.models.extensions import extensions_of
 from pipeline.training.devices import Execution
 from pipeline.training.loop import make_step
 from pipeline.training.step import TrainingStep
-from tests.conftest import cases_of
+from tests.conftest import SIZES, cases_of
 
 CPU = Execution(torch.device("cpu"), "fp32")
 
@@ -49,8 +49,7 @@ def of_transformers(kind: str, head: str = "ForImageClassification", **changes: 
 
 def save_vit(folder: Path, num_classes: int) -> None:
     """A ViT of 3 layers in a folder of timm's layout."""
-    kwargs: dict[str, Any] = {"img_size": 28, "patch_size": 14, "embed_dim": 16, "depth": 3}
-    kwargs["num_heads"] = 2
+    kwargs: dict[str, Any] = SIZES | {"depth": 3}
     model = timm.create_model("vit_tiny_patch16_224", num_classes=num_classes, **kwargs)
     timm.models.save_for_hf(model, str(folder), model_args=kwargs, safe_serialization=True)
 

@@ -6,6 +6,7 @@ Its tensors are kept on the CPU and say "cuda". Code that mixes devices fails as
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -133,7 +134,7 @@ def pretended_gpu(there_is_one: bool = True) -> Iterator[None]:
             "get_device_name": "a pretended GPU",
         }
         for name, answer in found.items():
-            patch.setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
+            patch.setattr(torch.cuda, name, Mock(return_value=answer))
         patch.setattr(torch, "load", onto)
         # Tensors of inference have no version, which a wrapped one must have
         for name in ("__enter__", "__exit__"):

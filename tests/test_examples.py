@@ -59,11 +59,11 @@ def test_the_notebook_runs_and_draws_its_figure(
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     smaller = {"EPOCHS = 15": "EPOCHS = 1", "ORDERS = 10": "ORDERS = 2"}
     smaller["Path(FOLDER)"] = f"Path({str(folder)!r})"
+    code = "\n".join(sources)
+    for value, small in smaller.items():
+        code = code.replace(value, small)
     namespace: dict[str, Any] = {}
-    for source in sources:
-        for value, small in smaller.items():
-            source = source.replace(value, small)
-        exec(source, namespace)
+    exec(code, namespace)
     (shuffle,) = attached
     assert shuffle.step == 3
     assert {score.layers for score in namespace["scores"]["LayerShuffle"]} == {3, 6, 9, 12}

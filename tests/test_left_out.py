@@ -1,6 +1,7 @@
 """Stages of papers that `papers` in params.yaml leaves out: they end at once, with empty outs."""
 
 import re
+import shutil
 from importlib import import_module
 from pathlib import Path
 
@@ -12,12 +13,11 @@ from pipeline.config.load import load
 from pipeline.config.paper import LEFT_OUT
 from pipeline.config.params import Params
 from pipeline.declared import declared_stages, paths
-from pipeline.errors import UserError
 from pipeline.files import read_json, write_json
 from pipeline.jobs.rows import read_rows
 from pipeline.report.evidence import Evidence
 from pipeline.report.ledger import judge
-from tests.conftest import ROOT, cases_of
+from tests.conftest import ROOT, cases_of, refused
 
 CASES = cases_of(__file__)
 
@@ -50,21 +50,17 @@ def test_papers_that_run(papers: str, model: str, run: str | list[str], tmp_path
 
 @pytest.mark.parametrize(("papers", "says"), CASES["refused"])
 def test_other_lists_are_refused_in_one_line(papers: str, says: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError) as refused:
+    with refused(f"^params.yaml: papers: found.*{says}"):
         with_line(tmp_path, papers=papers)
-    assert str(refused.value).startswith("params.yaml: papers: found")
-    assert says in str(refused.value)
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_a_stage_leaves_nothing_of_another_run(
-    section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    section: str, here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DVC_STAGE", raising=False)
-    with_line(tmp_path, papers="[layershuffle]")
-    (tmp_path / "dvc.yaml").write_bytes((ROOT / "dvc.yaml").read_bytes())
+    with_line(here, papers="[layershuffle]")
+    shutil.copy(ROOT / "dvc.yaml", here)
     outs = paths(declared_stages()[section]["outs"])
     for out in outs:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -39,12 +39,8 @@ def executed(stage: str) -> set[str]:
     """The modules behind a stage's script: its imports, and those of the jobs that it makes."""
     modules = imported_modules(script_of(stage), follow=follow)
     texts = [path_of(module).read_text() for module in modules]
-    named = {
-        name
-        for text in texts
-        for name in re.findall(r'"((?:lsvit|pipeline|papers)\.[\w.]+)(?::\w+)?"', text)
-    }
-    for name in named:
+    named = r'"((?:lsvit|pipeline|papers)\.[\w.]+)(?::\w+)?"'
+    for name in re.findall(named, " ".join(texts)):
         modules |= imported_modules(name, follow=follow)
     if "pipeline.models.extensions" in modules:  # a variant may have any paper's keys
         for paper in PAPERS:
@@ -68,37 +64,25 @@ def path_of(module: str) -> Path:
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_depends_on_what_it_executes(stage: str) -> None:
     """No module is missing among its deps, and no dep is there for nothing."""
-    deps = [dep for dep in STAGES[stage]["deps"] if dep.split("/")[0] in PACKAGES]
-    files = {path_of(name).relative_to(ROOT).as_posix() for name in executed(stage)}
+    deps = {ROOT / dep for dep in STAGES[stage]["deps"] if dep.split("/")[0] in PACKAGES}
+    modules = executed(stage)
     if stage in ("check-params", "paper-figures", "report"):  # they go through the papers by name
-        rooms = {
-            f"papers.{paper.name}.{room}"
-            for paper in PAPERS
-            for room in (("section", "checks") if stage[0] == "c" else READERS)
-        }
-        more = {
-            name
-            for room in rooms
-            if path_of(room).exists()
-            for name in imported_modules(room, follow=follow)
-        } - APART
-        files |= {path_of(name).relative_to(ROOT).as_posix() for name in more}
-    missing = {
-        file for file in files if not any(file == dep or file.startswith(f"{dep}/") for dep in deps)
-    }
-    assert not {file for file in missing if (ROOT / file).exists() and (ROOT / file).read_text()}
-    assert not {
-        dep for dep in deps if not any(file == dep or file.startswith(f"{dep}/") for file in files)
-    }
+        for paper in PAPERS:
+            for room in ("section", "checks") if stage == "check-params" else READERS:
+                if path_of(name := f"papers.{paper.name}.{room}").exists():
+                    modules |= imported_modules(name, follow=follow) - APART
+    files = {path_of(module) for module in modules}
+    missing = {file for file in files if not deps & {file, *file.parents}}
+    assert not {file for file in missing if file.exists() and file.read_text()}
+    assert not {dep for dep in deps if not any(file.is_relative_to(dep) for file in files)}
 
 
 @pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
 def test_a_paper_is_declared(paper: Paper) -> None:
     """Its rows are an out of one stage; who reads its files depends on them; figures are plots."""
     rows = f"results/{paper.rows}.csv"
-    assert [Path(rows) in paths(stage["outs"]) for stage in STAGES.values()].count(True) == 1, (
-        f"dvc.yaml: {rows} is to be among the outs of one stage"
-    )
+    written = [out for stage in STAGES.values() for out in paths(stage["outs"])]
+    assert written.count(Path(rows)) == 1, f"dvc.yaml: {rows} is to be an out of one stage"
     folder = ROOT / "papers" / paper.name
     read = [("paper-figures", rows), ("report", rows)]
     for name in ("section.py", "checks.py"):
@@ -121,27 +105,16 @@ def test_a_paper_is_declared(paper: Paper) -> None:
 )
 def test_no_reader_makes_a_stage_run(stage: str) -> None:
     """Figures, tables and claims are no dep of a stage that computes."""
-    paths = {
-        path.as_posix()
-        for dep in STAGES[stage]["deps"]
-        if dep.split("/")[0] in PACKAGES
-        for path in [ROOT / dep, *(ROOT / dep).rglob("*.py")]
-    }
-    assert not {
-        path
-        for path in paths
-        if Path(path).stem in READERS or "/report" in path.removeprefix(ROOT.as_posix())
-    }
+    for dep in STAGES[stage]["deps"]:
+        if dep.split("/")[0] in PACKAGES:
+            for path in (ROOT / dep, *(ROOT / dep).rglob("*.py")):
+                assert path.stem not in READERS, path
+                assert "/report" not in path.as_posix().removeprefix(str(ROOT)), path
 
 
 def test_imports_point_one_way() -> None:
     """The contracts of pyproject.toml hold: rooms, papers, readers, stages."""
-    found = subprocess.run(
-        [Path(sys.executable).parent / "lint-imports", "--no-cache"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [Path(sys.executable).parent / "lint-imports", "--no-cache"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert found.returncode == 0, found.stdout[-3000:]
     assert "0 broken" in found.stdout

@@ -15,9 +15,8 @@ from papers import PAPERS
 from pipeline.report.why import why
 from pipeline.tracking.context import git_tags
 from stages.check_params import committed
-from tests.conftest import refused
+from tests.conftest import ROOT, refused
 
-ROOT = Path(__file__).parents[1]
 FOLDERS = ("lsvit", "pipeline", "papers", "stages", "docs", "benchmarks", "examples")
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 LOCALES = [ASCII, {"LC_ALL": "C.UTF-8"}, {"LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "ascii"}]

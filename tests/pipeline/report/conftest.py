@@ -1,12 +1,36 @@
-"""A real browser."""
+"""A real browser, and results to be changed."""
 
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from papers import PAPERS
+from pipeline.config.paper import Paper
+from pipeline.config.params import Params
+from pipeline.report.page import Report
+from pipeline.report.results import Results
+from tests.conftest import ROOT
+
+
+def copy_results(folder: Path) -> Path:
+    """A copy of the committed results, to be changed."""
+    ignored = shutil.ignore_patterns("cells", "report.html")
+    return Path(shutil.copytree(ROOT / "results", folder / "results", ignore=ignored))
+
+
+def write_report(
+    folder: Path, results: Path, params: Params, papers: tuple[Paper, ...] = PAPERS
+) -> Path:
+    """Write the report of results into a folder."""
+    file = folder / "report.html"
+    with chdir(ROOT):
+        file.write_text(Report(Results(results, papers), params).html())
+    return file
 
 
 @pytest.fixture(scope="module")
@@ -18,14 +42,8 @@ def browser() -> Iterator[Any]:
 
     options = webdriver.ChromeOptions()
     options.binary_location = binary
-    for argument in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--window-size=1100,900",
-    ):
-        options.add_argument(argument)
+    for argument in ["headless=new", "no-sandbox", "disable-dev-shm-usage", "window-size=1100,900"]:
+        options.add_argument(f"--{argument}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     found = webdriver.Chrome(options, webdriver.ChromeService(driver))
     yield found
@@ -46,12 +64,6 @@ def open_page(browser: Any, page: Path) -> Iterator[Any]:
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def press(browser: Any, button: Any) -> None:
-    """Press a button by keyboard."""
-    browser.execute_script("arguments[0].focus()", button)
-    button.send_keys("\n")
-
-
 def complaints_and_requests(browser: Any) -> list[str]:
     """Warnings and errors since the browser was last asked, and requests for what is no file."""
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
@@ -60,9 +72,6 @@ def complaints_and_requests(browser: Any) -> list[str]:
         for event in events
         if event["method"] == "Network.requestWillBeSent"
     ]
-    said = [
-        entry["message"]
-        for entry in browser.get_log("browser")
-        if entry["level"] in ("WARNING", "SEVERE")
-    ]
+    entries = browser.get_log("browser")
+    said = [entry["message"] for entry in entries if entry["level"] in ("WARNING", "SEVERE")]
     return said + [url for url in asked if not url.startswith(("file:", "data:", "about:"))]

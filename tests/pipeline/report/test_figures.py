@@ -6,8 +6,7 @@ import matplotlib
 import pytest
 from matplotlib import pyplot as plt
 
-from papers import PAPERS
-from pipeline.config.load import load
+from pipeline.config.params import Params
 from pipeline.config.sections import PaperFigures
 from pipeline.report.figures import STYLE, Figures, handles_of, legend_above
 
@@ -35,7 +34,7 @@ def test_a_legend_is_as_wide_as_its_figure_at_most(names: list[str], columns: in
 
 
 @matplotlib.rc_context()
-def test_a_users_matplotlibrc_is_not_the_figures(tmp_path: Path) -> None:
+def test_a_users_matplotlibrc_is_not_the_figures(tmp_path: Path, params: Params) -> None:
     matplotlib.rcParams["axes.grid"] = True
-    Figures(tmp_path, load(papers=PAPERS).resolve(PaperFigures), [])
+    Figures(tmp_path, params.resolve(PaperFigures), [])
     assert not matplotlib.rcParams["axes.grid"]

@@ -16,7 +16,7 @@ from docs.reference import plots_page
 from papers import PAPERS
 from papers.layershuffle.labels import CONTROLS
 from papers.layershuffle.section import ALL, LOGISTIC, MISLED
-from pipeline.config.load import load
+from pipeline.config.params import Params
 from pipeline.report.figures import GREY, Figures
 from pipeline.report.results import Results
 from pipeline.smoke import copy_repository, environment
@@ -36,9 +36,8 @@ def test_the_page_is_that_of_the_installed_vega() -> None:
     assert page == plots_page(page)
 
 
-def test_colours_are_the_figures(tmp_path: Path) -> None:
+def test_colours_are_the_figures(tmp_path: Path, params: Params) -> None:
     """And controls are left out, as in the figures of variants."""
-    params = load(ROOT / "params.yaml", papers=PAPERS)
     looks = Figures.of(Results(tmp_path, PAPERS), params).variant_looks
     colours = {variant: look["color"] for variant, look in looks.items()}
     layers, training = (
@@ -55,8 +54,7 @@ def test_colours_are_the_figures(tmp_path: Path) -> None:
     assert {v for v in [*colours, *CONTROLS] if re.search(left_out[1], v)} == set(CONTROLS)
 
 
-def test_a_variant_looks_alike_where_others_are_left_out(tmp_path: Path) -> None:
-    params = load(ROOT / "params.yaml", papers=PAPERS)
+def test_a_variant_looks_alike_where_others_are_left_out(tmp_path: Path, params: Params) -> None:
     results = Results(tmp_path, PAPERS)
     scale = params.scales[params.cell.scale]
     few = scale.model_copy(update={"variants": dict.fromkeys(("ls_pos", "ls_pred"))})
@@ -92,11 +90,9 @@ def charts(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dic
 
 def points(chart: Any) -> pd.DataFrame:
     """What a chart's points say of themselves."""
-    said = [
-        each.get_attribute("aria-label")
-        for each in chart.find_elements("css selector", "g.mark-symbol.role-mark path")
-    ]
-    return pd.DataFrame([dict(part.split(": ") for part in each.split("; ")) for each in said])
+    marks = chart.find_elements("css selector", "g.mark-symbol.role-mark path")
+    said = [mark.get_attribute("aria-label").split("; ") for mark in marks]
+    return pd.DataFrame([dict(part.split(": ") for part in parts) for parts in said])
 
 
 @pytest.mark.slow

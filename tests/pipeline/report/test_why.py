@@ -64,15 +64,7 @@ def test_why(target: str, conditions: list[str], words: tuple[str, ...]) -> None
     assert "results/cell.json: stage" not in text  # which every claim may ask for
 
 
-@pytest.mark.parametrize(
-    ("target", "conditions"),
-    [
-        ("nope", []),
-        ("fig4a", ["seed=0"]),
-        ("table1.md", ["variant=ls"]),
-        ("table1.csv", ["variant=ls", "mean"]),
-    ],
-)
+@pytest.mark.parametrize(("target", "conditions"), CASES["why_nothing"])
 def test_why_nothing(target: str, conditions: list[str]) -> None:
     with refused(target):
         why(target, PAPERS, conditions)
@@ -100,8 +92,8 @@ def test_every_drawn_file_is_made_from_result_files() -> None:
         if paper.charts
         for start, files in paper.import_reader("charts").DRAWN_FROM.items()
     }
-    needed = {file for files in sources.values() for file in files}
-    assert {file for file in needed if not (ROOT / "results" / file).is_file()} == set()
+    for files in sources.values():
+        assert all((ROOT / "results" / file).is_file() for file in files), files
     general = ("captions.md", "claims.json", "claims.md", "headline.json")
     drawn = [file.name for file in stage_results("paper-figures")[0] if file.name not in general]
     assert all(name.startswith(tuple(sources)) for name in drawn)
