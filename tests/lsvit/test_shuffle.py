@@ -26,6 +26,7 @@ from tests.models import assert_same, disturb, images, of_transformers, small
 
 LABELS = torch.tensor([0, 6, 2, 3, 1, 5])
 Model = Any
+Copy = Callable[[Model], Model]
 
 
 def drawn(step: int, seed: int = 0, num_layers: int = 4) -> lsvit.Route:
@@ -68,7 +69,7 @@ def vectors() -> Tensor:
 
 
 # Its maker, its input, where its blocks are.
-MODELS: dict[str, tuple[Callable[[], Model], Callable[[], Tensor], str]] = {
+MODELS: dict[str, Any] = {
     "timm": (small, images, "blocks"),
     "ViT": (partial(of_transformers, "ViT"), pictures, "vit.layers"),
     "DeiT": (partial(of_transformers, "DeiT"), pictures, "deit.layers"),
@@ -212,13 +213,16 @@ def test_latin_orders_equal_those_of_the_routed_model() -> None:
     [
         *cases_of(__file__)["mistakes"],
         ({"sampler": lsvit.reverse, "drop": 0.1}, "sampler: found with"),
+        ({"model": None}, "model: found NoneType, accepted: a torch.nn.Module"),
+        ({"model": small}, "model: found function, accepted: a torch.nn.Module"),
+        ({"model": nn.ModuleList()}, "model: found ModuleList, which has no forward pass"),
         ({"sampler": lsvit.drop}, "routes.drop'>, accepted: a function"),
         ({"blocks": nn.ModuleList()}, "blocks: found 'ModuleList', lists of blocks of one shape"),
     ],
 )
 def test_mistakes_are_one_line(options: dict[str, Any], message: str) -> None:
     with refused(message, ValueError):
-        lsvit.shuffle(Nested(), **options)
+        lsvit.shuffle(**{"model": Nested()} | options)
 
 
 def test_orders_that_cannot_run_are_refused() -> None:
@@ -268,13 +272,6 @@ def test_a_stage_of_a_resnet_is_not_its_depth() -> None:
     assert lsvit.shuffle(model, blocks="layer1").num_layers == 2
 
 
-@pytest.mark.parametrize("other", ["vit_tiny_patch16_224", None, small])
-def test_what_is_no_model_is_refused(other: Any) -> None:
-    message = f"model: found {type(other).__name__}, accepted: a torch.nn.Module"
-    with refused(message, ValueError):
-        lsvit.shuffle(other)
-
-
 # ---- in_order ----------------------------------------------------------------------------------
 
 
@@ -293,34 +290,25 @@ def test_in_order_goes_before_shuffling_and_nests() -> None:
 
 
 def test_two_models_in_one_have_orders_of_their_own() -> None:
-    class Pair(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a = small()
-            self.b = small()
-
-        def forward(self, batch: Tensor) -> Tensor:
-            return self.a(batch) + self.b(batch)
-
-    pair = Pair().train()
+    pair = nn.Sequential(Nested(), Nested()).train()
     alone = copy.deepcopy(pair)
-    first = lsvit.shuffle(pair, blocks="a.blocks", seed=1)
-    second = lsvit.shuffle(pair.b, seed=2)
-    answer = pair(images())
+    first = lsvit.shuffle(pair, blocks="0.parts.h", seed=1)
+    second = lsvit.shuffle(pair[1], seed=2)
+    answer = pair(vectors())
     assert (first.order, second.order) == (drawn(0, 1), drawn(0, 2))
-    with lsvit.in_order(alone.a, drawn(0, 1)), lsvit.in_order(alone.b, drawn(0, 2)):
-        assert torch.equal(alone(images()), answer)
-    with lsvit.in_order(pair, (0,), blocks="b.blocks"):  # finds what is attached below
-        pair(images())
+    with lsvit.in_order(alone[0], drawn(0, 1)), lsvit.in_order(alone[1], drawn(0, 2)):
+        assert torch.equal(alone(vectors()), answer)
+    with lsvit.in_order(pair, (0,), blocks="1.parts.h"):  # finds what is attached below
+        pair(vectors())
     assert second.order == (0,)
     lsvit.unshuffle(pair)
-    assert torch.equal(pair(images()), alone(images()))
+    assert torch.equal(pair(vectors()), alone(vectors()))
 
 
 @pytest.mark.parametrize("wrap", [nn.Sequential, lsvit.RoutedModel])
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, pickled])
 def test_a_list_that_a_model_around_shuffles_is_refused_and_can_be_freed(
-    wrap: Callable[[Model], Model], duplicate: Callable[[Model], Model]
+    wrap: Copy, duplicate: Copy
 ) -> None:
     inner = small().train()
     plain = inner(images())
@@ -363,9 +351,7 @@ def averaged(model: Model) -> Model:
 
 @pytest.mark.parametrize("options", [{"drop": 0.2}, {"sampler": lsvit.drop(0.2)}])
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, pickled, saved, averaged])
-def test_a_copy_is_shuffled_by_itself(
-    duplicate: Callable[[Model], Model], options: dict[str, Any]
-) -> None:
+def test_a_copy_is_shuffled_by_itself(duplicate: Copy, options: dict[str, Any]) -> None:
     model = small().train()
     shuffled = lsvit.shuffle(model, **options)
     model(images())
@@ -386,7 +372,7 @@ def test_a_copy_is_shuffled_by_itself(
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, pickled])
-def test_a_copy_does_not_keep_the_order_of_a_context(duplicate: Callable[[Model], Model]) -> None:
+def test_a_copy_does_not_keep_the_order_of_a_context(duplicate: Copy) -> None:
     model = small()
     plain = model(images())
     with lsvit.in_order(model, (1, 0)):
@@ -576,26 +562,24 @@ def test_a_checkpoint_of_the_whole_model_is_refused(reentrant: bool) -> None:
         checkpoint(model, batch, use_reentrant=reentrant).sum().backward()
 
 
-class LooksUp(nn.Module):
+class LooksUp(Nested):
     """Checkpoints a function that finds its blocks in the list: at its index, or in a slice."""
 
     def __init__(self, reentrant: bool, many: bool) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(5, 5), nn.GELU()) for _ in range(4))
         self.reentrant = reentrant
         self.many = many
 
     def forward(self, state: Tensor) -> Tensor:
         for start in range(0, 4, 2 if self.many else 1):
-            state = checkpoint(self.part, state, start, use_reentrant=self.reentrant)
+            state = checkpoint(self.run, state, start, use_reentrant=self.reentrant)
         return state
 
-    def part(self, state: Tensor, start: int) -> Tensor:
-        if not self.many:
-            return self.layers[start](state)
-        for block in self.layers[start : start + 2]:
-            state = block(state)
-        return state
+    def run(self, state: Tensor, start: int) -> Tensor:
+        if self.many:
+            first, second = self.parts["h"][start : start + 2]
+            return second(first(state))
+        return self.parts["h"][start](state)
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["index", "slice"])
@@ -614,7 +598,7 @@ def test_a_checkpoint_that_looks_blocks_up_is_refused(reentrant: bool, many: boo
         loss.backward()
     for other in (model, copied):
         lsvit.unshuffle(other)
-        assert type(other.layers._modules) is dict
+        assert type(other.parts["h"]._modules) is dict
         other(state).sum().backward()
 
 
