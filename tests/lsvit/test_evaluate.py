@@ -11,12 +11,10 @@ import lsvit
 from tests.conftest import Printed, cases_of, refused
 from tests.models import images, of_transformers, small
 
+IMAGES = images(10)
 TARGETS = torch.tensor([0, 6, 2, 3, 1, 5, 4, 0, 6, 1])
-
-
-def batches() -> list[tuple[Tensor, Tensor]]:
-    pictures = images(10)
-    return [(pictures[:7], TARGETS[:7]), (pictures[7:], TARGETS[7:])]
+VECTORS = [(torch.randn(5, 5), torch.arange(5))]
+BATCHES = [(IMAGES[:7], TARGETS[:7]), (IMAGES[7:], TARGETS[7:])]
 
 
 def hits_of(routed: lsvit.RoutedModel, routes: list[lsvit.Route], top: int) -> np.ndarray:
@@ -24,7 +22,7 @@ def hits_of(routed: lsvit.RoutedModel, routes: list[lsvit.Route], top: int) -> n
     rows = []
     for route in routes:
         with torch.no_grad():
-            best = routed(images(10), route).topk(top).indices
+            best = routed(IMAGES, route).topk(top).indices
         rows.append((best == TARGETS[:, None]).any(1).numpy())
     return np.stack(rows).astype(float)
 
@@ -33,7 +31,7 @@ def hits_of(routed: lsvit.RoutedModel, routes: list[lsvit.Route], top: int) -> n
 def test_every_row_is_what_its_orders_give(encode: lsvit.Encode | None, printed: Printed) -> None:
     routed = lsvit.RoutedModel(small(), lsvit.Position(encode))
     model = routed if encode else routed.backbone
-    scores = lsvit.evaluate(model, batches(), orders=5, keep=(3, 2, 4, 3), seed=3)
+    scores = lsvit.evaluate(model, BATCHES, orders=5, keep=(3, 2, 4, 3), seed=3)
     kinds = [(layers, order) for layers in (4, 2, 3) for order in ("sequential", "arbitrary")]
     assert [(score.layers, score.order) for score in scores] == kinds
     for score in scores:
@@ -58,7 +56,7 @@ def test_every_row_is_what_its_orders_give(encode: lsvit.Encode | None, printed:
 
 
 def test_a_quarter_half_and_three_quarters_are_kept() -> None:
-    scores = lsvit.evaluate(small(depth=12), batches(), orders=2)
+    scores = lsvit.evaluate(small(depth=12), BATCHES, orders=2)
     assert [score.layers for score in scores] == [12, 12, 3, 3, 6, 6, 9, 9]
 
 
@@ -66,8 +64,8 @@ def test_modes_and_shuffling_stay() -> None:
     model = small().train()
     model.norm.eval()
     shuffled = lsvit.shuffle(model)
-    expected = lsvit.evaluate(small(), batches(), orders=2, keep=())
-    assert lsvit.evaluate(model, batches(), orders=2, keep=()) == expected
+    expected = lsvit.evaluate(small(), BATCHES, orders=2, keep=())
+    assert lsvit.evaluate(model, BATCHES, orders=2, keep=()) == expected
     assert model.training
     assert not model.norm.training
     assert shuffled.step == 0
@@ -105,7 +103,7 @@ def test_no_hit_or_only_hits_have_an_interval(target: int, low: float, high: flo
     model = small(num_classes=2)
     with torch.no_grad():
         model.head.bias.copy_(torch.tensor([1e6, 0]))
-    for score in lsvit.evaluate(model, [(images(10), torch.full((10,), target))], keep=()):
+    for score in lsvit.evaluate(model, [(IMAGES, torch.full((10,), target))], keep=()):
         assert (score.low, score.high) == pytest.approx((low, high), abs=1e-4)
 
 
@@ -117,7 +115,7 @@ def test_no_hit_or_only_hits_have_an_interval(target: int, low: float, high: flo
         ({"model": lsvit.load("ls_micro")}, "model: found Opened, accepted: a torch.nn.Module"),
         ({"model": small(num_classes=0, global_pool="")}, r"answer: found \(7, 7, 16\)"),
         ({"model": small(num_classes=0)}, "found no classes, accepted: a classifier"),
-        ({"loader": [*batches(), (images(3),)]}, "found targets of 10 of 13 images"),
+        ({"loader": [*BATCHES, (images(3),)]}, "found targets of 10 of 13 images"),
         ({"loader": [images()]}, "found no targets"),
         ({"loader": [(images(2)[:0], TARGETS[:0])]}, "found no batch"),
         ({"loader": [(images(2), ["a", "b"])]}, "found list in a batch, accepted: tensors"),
@@ -127,7 +125,7 @@ def test_no_hit_or_only_hits_have_an_interval(target: int, low: float, high: flo
 )
 def test_mistakes_are_one_line(options: dict[str, Any], message: str) -> None:
     with refused(message, ValueError):
-        lsvit.evaluate(**{"model": small(), "loader": batches()} | options)
+        lsvit.evaluate(**{"model": small(), "loader": BATCHES} | options)
 
 
 @pytest.mark.parametrize(("targets", "message"), cases_of(__file__)["targets"])
@@ -152,7 +150,6 @@ class Counted(nn.Module):
 
 
 def test_a_loop_of_a_fixed_length_takes_orders_of_all_blocks() -> None:
-    loader = [(torch.randn(5, 5), torch.arange(5))]
-    assert len(lsvit.evaluate(Counted(), loader, orders=2, keep=(4,))) == 2
+    assert len(lsvit.evaluate(Counted(), VECTORS, orders=2, keep=(4,))) == 2
     with refused("accepted: a loop over the blocks in the list", ValueError):
-        lsvit.evaluate(Counted(), loader, orders=2, keep=(2,))
+        lsvit.evaluate(Counted(), VECTORS, orders=2, keep=(2,))

@@ -45,7 +45,6 @@ def drawn(sampler: Sampler, num_layers: int, count: int) -> list[tuple[Any, ...]
 
 def test_a_route_depends_on_its_key_alone() -> None:
     first = arbitrary(generator("train", 3, 7), 12)
-    np.random.default_rng(0).random(100)
     assert arbitrary(generator("train", 3, 7), 12) == first
     others = {
         arbitrary(generator("train", seed, step), 12)

@@ -13,7 +13,7 @@ from lsvit import cli
 from lsvit.evaluation import run_orders
 from lsvit.scanning import find_targets, reusing_prefixes, similarity
 from tests.conftest import Printed, cases_of, change_json, refused
-from tests.lsvit.test_evaluate import TARGETS, Counted, batches
+from tests.lsvit.test_evaluate import BATCHES, IMAGES, TARGETS, Counted
 from tests.models import images, of_transformers, save_vit, small
 
 CASES = cases_of(__file__)
@@ -21,11 +21,11 @@ CASES = cases_of(__file__)
 
 def answers(route: lsvit.Route) -> Tensor:
     with torch.no_grad():
-        return lsvit.RoutedModel(small())(images(10), route).argmax(-1)
+        return lsvit.RoutedModel(small())(IMAGES, route).argmax(-1)
 
 
 def test_every_change_is_what_its_order_gives(printed: Printed) -> None:
-    result = lsvit.scan(small(), batches(), orders=2, seed=5)
+    result = lsvit.scan(small(), BATCHES, orders=2, seed=5)
     plain = answers((0, 1, 2, 3))
     routes: dict[str, list[list[lsvit.Route]]] = {
         "first i in place": [],
@@ -47,7 +47,7 @@ def test_every_change_is_what_its_order_gives(printed: Printed) -> None:
     assert title.startswith("accuracy, %")
     assert len(rows) == 4
     assert head.split()[0] == "i"
-    without_targets = lsvit.scan(small(), images(10).split(7), orders=2, seed=5)
+    without_targets = lsvit.scan(small(), IMAGES.split(7), orders=2, seed=5)
     assert without_targets.accuracy is None
     assert without_targets.agreement == result.agreement
 
@@ -91,7 +91,7 @@ def test_an_interrupted_scan_leaves_a_shuffled_model_as_it_was() -> None:
 
     model.blocks[3].register_forward_hook(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        lsvit.scan(model, batches())
+        lsvit.scan(model, BATCHES)
     assert list(model.state_dict()) == names
     lsvit.unshuffle(model)
     assert [type(block) for block in model.blocks] == [type(model.blocks[0])] * 4
@@ -99,7 +99,7 @@ def test_an_interrupted_scan_leaves_a_shuffled_model_as_it_was() -> None:
 
 def test_position_parts_run_no_layer_twice() -> None:
     model = lsvit.RoutedModel(small(), lsvit.Position(encode=lsvit.Encode()))
-    assert "i twice" not in lsvit.scan(model, batches(), orders=1).agreement
+    assert "i twice" not in lsvit.scan(model, BATCHES, orders=1).agreement
 
 
 @torch.no_grad()
@@ -135,10 +135,10 @@ def test_a_classifier_with_a_key_value_cache_runs_layers_twice() -> None:
 
 def test_what_cannot_be_scanned_is_refused_before_it_runs() -> None:
     with refused("orders: found 0, accepted: at least 1", ValueError):
-        lsvit.scan(small(), batches(), orders=0)
+        lsvit.scan(small(), BATCHES, orders=0)
     with refused("seed: found -1, accepted: at least 0", ValueError):
-        lsvit.scan(small(), batches(), seed=-1)
-    once = iter(batches())
+        lsvit.scan(small(), BATCHES, seed=-1)
+    once = iter(BATCHES)
     with refused("found list_iterator, accepted: what can be read again", ValueError):
         lsvit.scan(small(), once)
     assert len(list(once)) == 2
@@ -154,7 +154,7 @@ def test_batches_that_are_too_small_are_refused_after_one_pass() -> None:
     runs: list[None] = []
     model.register_forward_hook(lambda *_: runs.append(None))
     with refused("found no batch of 4 images", ValueError):
-        lsvit.scan(model, images(10).split(3))
+        lsvit.scan(model, IMAGES.split(3))
     assert len(runs) == 4
 
 
