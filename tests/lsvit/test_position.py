@@ -36,7 +36,6 @@ def test_the_spread_of_the_weights_is_that_of_the_papers_width(width: int, spec:
     for (_, linear, *_), own in zip(encoding.projections, linears, strict=True):
         expected = {name: weight * factor for name, weight in own.state_dict().items()}
         torch.testing.assert_close(dict(linear.state_dict()), expected, rtol=rtol, atol=0)
-        assert linear.weight.std().item() == pytest.approx(spec.std or 0.0204, rel=0.05)
     assert_same(encoding.embeddings.state_dict(), tables.state_dict())
 
 

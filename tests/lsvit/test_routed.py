@@ -172,15 +172,6 @@ def test_class_token_head_is_one_head_on_the_class_token() -> None:
     assert all(p.grad is not None for p in one.parameters())
 
 
-@pytest.mark.parametrize(
-    ("name", "kwargs"), [("mixer_s16_224", {}), ("vit_small_patch16_224", {"global_pool": "avg"})]
-)
-def test_class_token_head_needs_a_class_token(name: str, kwargs: dict[str, Any]) -> None:
-    preset = ModelPreset(timm=name, kwargs=kwargs, weights="scratch", head="class_token")
-    with torch.device("meta"), refused("found 'class_token', accepted: timm"):
-        create_backbone(preset, 10)
-
-
 def test_position_encoding_knows_the_position(pico: ModelPreset) -> None:
     encode = build(pico, 10, variant(position={"encode": {"dim": 8}})).eval().position["encode"]
     state = torch.randn(2, 5, 16)

@@ -54,16 +54,6 @@ def test_a_route_depends_on_its_key_alone() -> None:
     assert arbitrary(generator("validation", 3, 7), 12) != first
 
 
-def test_arbitrary_is_uniform() -> None:
-    """Every layer is at every place equally often: 3,000 draws, standard deviation of a share
-    0.005.
-    """
-    routes = np.array(drawn(arbitrary, 12, 3000))
-    assert (np.sort(routes, axis=1) == np.arange(12)).all()
-    shares = np.array([(routes == layer).mean(axis=0) for layer in range(12)])
-    assert np.abs(shares - 1 / 12).max() < 5 * 0.0051
-
-
 @pytest.mark.parametrize(
     ("schedule", "rates"), [("constant", (0.6,) * 4), ("linear", (0.15, 0.3, 0.45, 0.6))]
 )
@@ -122,15 +112,13 @@ def test_swaps_are_uniform_at_their_distance() -> None:
 
 
 def test_per_sample_routes() -> None:
-    table = per_sample(drop(0.5), generator("samples", 0), 6, 50)
-    assert table.shape[0] == 50
+    table, again = (per_sample(drop(0.5), generator("samples", 0), 30, 50) for _ in range(2))
+    assert np.array_equal(table, again)
+    assert len({tuple(row) for row in table}) == 50
     for row in table:
         route = row[row >= 0]
         assert list(route) == sorted(set(route.tolist()))
         assert (row[len(route) :] == -1).all()
-    first, again = (per_sample(arbitrary, generator("samples", 0), 12, 50) for _ in range(2))
-    assert (first == again).all()
-    assert len({tuple(row) for row in first}) == 50
 
 
 @pytest.mark.parametrize(("num_layers", "keep"), [(3, 3), (12, 3), (12, 12), (6, 1)])
