@@ -39,11 +39,21 @@ FORMS = {
 }
 
 
+class Head(nn.Module):
+    """An early exit: a linear head on the mean of the tokens."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, 7)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.linear(tokens.mean(1))
+
+
 def double(name: str = VIT, **kwargs: Any) -> RoutedModel:
     """Four layers with position parts and two exits, in double precision."""
     backbone = create(name, **kwargs)
-    width = backbone.embed_dim
-    exits = {depth: nn.Sequential(nn.Linear(width, 7), nn.Flatten()) for depth in (1, 2)}
+    exits = {depth: Head(backbone.embed_dim) for depth in (1, 2)}
     model = RoutedModel(backbone, PARTS, exits).double()
     disturb(model)
     return model
