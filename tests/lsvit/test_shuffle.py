@@ -568,10 +568,11 @@ class LooksUp(Nested):
         return state
 
     def run(self, state: Tensor, start: int) -> Tensor:
+        blocks: Any = self.parts["h"]
         if self.many:
-            first, second = self.parts["h"][start : start + 2]
+            first, second = blocks[start : start + 2]
             return second(first(state))
-        return self.parts["h"][start](state)
+        return blocks[start](state)
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["index", "slice"])
