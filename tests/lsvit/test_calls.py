@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 import lsvit
 from lsvit.scanning import similarity
-from tests.conftest import Printed
-from tests.lsvit.test_evaluate import batches
+from tests.lsvit.test_evaluate import BATCHES, VECTORS, Counted
 from tests.models import images, small
 
 
@@ -25,78 +24,56 @@ class Around(nn.Module):
         return self.head(self.encoder.forward_features(x)[:, 0])
 
 
-class Looping(nn.Module):
-    """Blocks of a model behind a loop that reads them in some way."""
+class Looping(Counted):
+    """Its loop takes at most four blocks. With `plain` it reads another list of the same blocks."""
 
-    def __init__(self, how: str) -> None:
+    def __init__(self, plain: bool = False) -> None:
         super().__init__()
-        model = small()
-        self.how = how
-        self.stem, self.head = nn.Sequential(model.patch_embed), model.head
-        self.plain = list(model.blocks)
-        if how == "one module":
-            self.plain = self.plain[:1] * 4
-        self.blocks = nn.ModuleList(self.plain)
+        self.plain = list(self.layers) if plain else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        blocks: Any = self.plain if self.how == "plain list" else self.blocks
-        for block in blocks[:4] if self.how == "fixed length" else blocks:
-            x = block(x)
-        return self.head(x.mean(1))
+    def forward(self, state: Tensor) -> Tensor:
+        return nn.Sequential(*(self.plain or self.layers[:4]))(state)
 
 
 def test_an_encoder_whose_method_is_called_is_refused_and_its_classifier_taken() -> None:
     net = Around()
-    scores = lsvit.evaluate(net, batches(), orders=3)
+    scores = lsvit.evaluate(net, BATCHES, orders=3)
     lsvit.shuffle(net.encoder)
     for measure in (lsvit.evaluate, lsvit.scan):
         with pytest.raises(
             ValueError, match=r"Around: found a forward pass that ran blocks \[0, 1"
         ):
-            measure(net, batches(), orders=3)
+            measure(net, BATCHES, orders=3)
     lsvit.unshuffle(net)
-    assert lsvit.evaluate(net, batches(), orders=3) == scores
+    assert lsvit.evaluate(net, BATCHES, orders=3) == scores
 
 
 def test_a_loop_over_another_list_is_refused() -> None:
     for measure in (lsvit.evaluate, lsvit.scan):
         with pytest.raises(ValueError, match="loops over its list of blocks"):
-            measure(Looping("plain list"), batches(), orders=2)
+            measure(Looping(plain=True), VECTORS, orders=2)
 
 
 def test_one_module_in_every_place_is_measured() -> None:
-    assert lsvit.evaluate(Looping("one module"), batches(), orders=2)[0].layers == 4
+    model = Looping()
+    model.layers = nn.ModuleList([model.layers[0]] * 4)
+    assert lsvit.evaluate(model, VECTORS, orders=2)[0].layers == 4
 
 
-def test_a_list_is_no_model() -> None:
-    with pytest.raises(ValueError, match="found ModuleList, which has no forward pass"):
-        lsvit.shuffle(Looping("fixed length").blocks)
-
-
-def test_a_loop_of_a_fixed_length_runs_no_block_twice(printed: Printed) -> None:
+def test_a_loop_of_a_fixed_length_runs_no_block_twice() -> None:
     """A longer order is refused, and a scan is without that column."""
-    model = Looping("fixed length").eval()
+    model = Looping()
+    blocks = [*model.layers]
+    state = torch.ones(2, 5)
     with (
         pytest.raises(ValueError, match=r"accepted: orders of at most 4 blocks"),
         lsvit.in_order(model, (0, 0, 1, 2, 3)),
     ):
-        model(images(2))
-    assert [*model.blocks] == model.plain
+        model(state)
+    assert [*model.layers] == blocks
     with lsvit.in_order(model, (3, 3, 1, 2)):
-        model(images(2))
-    assert "i twice" not in lsvit.scan(model, batches(), orders=1).agreement
-    assert "i twice" in lsvit.scan(small(), batches(), orders=1).agreement
-
-
-def test_in_order_says_that_nothing_ran_in_it() -> None:
-    model = small().eval()
-    plain = model.forward_features(images(2))
-    with (
-        pytest.warns(UserWarning, match="was not called inside in_order"),
-        lsvit.in_order(model, (3, 2, 1, 0)),
-    ):
-        assert torch.equal(model.forward_features(images(2)), plain)
+        model(state)
+    assert "i twice" not in lsvit.scan(model, VECTORS, orders=1).agreement
 
 
 def test_blocks_of_several_kinds_in_sequence_stand_in_other_stages_too() -> None:
@@ -108,34 +85,29 @@ def test_blocks_of_several_kinds_in_sequence_stand_in_other_stages_too() -> None
     model = nn.Sequential(stage(1), stage(3))
     with pytest.raises(ValueError, match="none is the model's whole depth"):
         lsvit.shuffle(model)
-    assert lsvit.shuffle(model, blocks="1").num_layers == 3
     assert lsvit.shuffle(nn.Sequential(nn.Linear(4, 4), stage(3))).blocks == "1"
 
 
 def test_the_similarity_is_that_of_images() -> None:
-    layer = nn.TransformerEncoderLayer(16, 2, 32)  # its first dimension are the tokens
-    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     with pytest.raises(ValueError, match="found outputs of 4 rows for 6 images"):
-        similarity(Transposed(model), [torch.randn(6, 4, 16)], "model.layers")
+        similarity(Transposed(), [torch.randn(6, 4, 5)], "layers")
 
 
-class Transposed(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
+class Transposed(Counted):
+    """The first dimension of its blocks' states are the tokens."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.model(x.transpose(0, 1)).mean(0)
+    def forward(self, state: Tensor) -> Tensor:
+        return super().forward(state.transpose(0, 1))
 
 
 def test_a_backbone_of_ones_own_may_have_no_classes() -> None:
     net = Around()
     net.backbone = small(num_classes=0)
-    assert lsvit.evaluate(net, batches(), orders=2, blocks="encoder.blocks")[0].orders == 1
+    assert lsvit.evaluate(net, BATCHES, orders=2, blocks="encoder.blocks")[0].orders == 1
 
 
-@pytest.mark.parametrize("first", ["hook", "shuffle"])
-def test_hooks_after_the_pass_find_the_list_in_place(first: str) -> None:
+def test_hooks_after_the_pass_find_the_list_in_place() -> None:
+    """One that was there before the model was shuffled, and one from afterwards."""
     model = small()
     found: list[list[Any]] = []
 
@@ -143,10 +115,8 @@ def test_hooks_after_the_pass_find_the_list_in_place(first: str) -> None:
         found.append([*model.blocks])
 
     blocks = [*model.blocks]
-    if first == "hook":
-        model.register_forward_hook(look)
+    model.register_forward_hook(look)
     lsvit.shuffle(model, lsvit.fixed((3, 2, 1, 0)))
-    if first == "shuffle":
-        model.register_forward_hook(look)
+    model.register_forward_hook(look)
     model.train()(images(2))
-    assert found == [blocks]
+    assert found == [blocks, blocks]

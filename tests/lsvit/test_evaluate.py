@@ -11,36 +11,34 @@ import lsvit
 from tests.conftest import Printed, cases_of, refused
 from tests.models import images, of_transformers, small
 
+IMAGES = images(10)
 TARGETS = torch.tensor([0, 6, 2, 3, 1, 5, 4, 0, 6, 1])
+VECTORS = [(torch.randn(5, 5), torch.arange(5))]
+BATCHES = [(IMAGES[:7], TARGETS[:7]), (IMAGES[7:], TARGETS[7:])]
 
 
-def batches() -> list[tuple[Tensor, Tensor]]:
-    pictures = images(10)
-    return [(pictures[:7], TARGETS[:7]), (pictures[7:], TARGETS[7:])]
-
-
-def hits_of(model: nn.Module, routes: list[lsvit.Route], top: int) -> np.ndarray:
-    """(routes, images), by the routed model."""
-    routed = lsvit.RoutedModel(model)
+def hits_of(routed: lsvit.RoutedModel, routes: list[lsvit.Route], top: int) -> np.ndarray:
+    """(routes, images)."""
     rows = []
     for route in routes:
-        with torch.no_grad():
-            best = routed(images(10), route).topk(top).indices
+        best = routed(IMAGES, route).topk(top).indices
         rows.append((best == TARGETS[:, None]).any(1).numpy())
     return np.stack(rows).astype(float)
 
 
-def test_every_row_is_what_its_orders_give(printed: Printed) -> None:
-    model = small()
-    scores = lsvit.evaluate(model, batches(), orders=5, keep=(2,), seed=3)
-    kinds = [(4, "sequential"), (4, "arbitrary"), (2, "sequential"), (2, "arbitrary")]
+@pytest.mark.parametrize("encode", [None, lsvit.Encode()])
+def test_every_row_is_what_its_orders_give(encode: lsvit.Encode | None, printed: Printed) -> None:
+    routed = lsvit.RoutedModel(small(), lsvit.Position(encode))
+    model = routed if encode else routed.backbone
+    scores = lsvit.evaluate(model, BATCHES, orders=5, keep=(3, 2, 4, 3), seed=3)
+    kinds = [(layers, order) for layers in (4, 2, 3) for order in ("sequential", "arbitrary")]
     assert [(score.layers, score.order) for score in scores] == kinds
     for score in scores:
         routes = lsvit.evaluation_routes(4, score.layers, score.order, 5, 3)
-        first = hits_of(model, routes, 1)
+        first = hits_of(routed, routes, 1)
         assert score.orders == len(routes)
         assert score.top1 == pytest.approx(first.mean())
-        assert score.top5 == pytest.approx(hits_of(model, routes, 5).mean())
+        assert score.top5 == pytest.approx(hits_of(routed, routes, 5).mean())
         variance = first.mean(0).var() / 10
         if len(routes) == 1:
             assert score.std is None
@@ -52,23 +50,21 @@ def test_every_row_is_what_its_orders_give(printed: Printed) -> None:
             assert (end - first.mean()) ** 2 == pytest.approx(1.96**2 * end * (1 - end) / n)
         assert score.low < score.top1 < score.high
     lines = printed().splitlines()
-    assert len(lines) == 5
+    assert len(lines) == 7
     assert lines[1].split()[:4] == ["4", "sequential", "1", f"{100 * scores[0].top1:.1f}"]
 
 
 def test_a_quarter_half_and_three_quarters_are_kept() -> None:
-    scores = lsvit.evaluate(small(depth=12), batches(), orders=2)
+    scores = lsvit.evaluate(small(depth=12), BATCHES, orders=2)
     assert [score.layers for score in scores] == [12, 12, 3, 3, 6, 6, 9, 9]
-    scores = lsvit.evaluate(small(depth=12), batches(), orders=2, keep=(9, 3, 12, 3))
-    assert [score.layers for score in scores] == [12, 12, 3, 3, 9, 9]
 
 
 def test_modes_and_shuffling_stay() -> None:
     model = small().train()
     model.norm.eval()
     shuffled = lsvit.shuffle(model)
-    expected = lsvit.evaluate(small(), batches(), orders=2, keep=())
-    assert lsvit.evaluate(model, batches(), orders=2, keep=()) == expected
+    expected = lsvit.evaluate(small(), BATCHES, orders=2, keep=())
+    assert lsvit.evaluate(model, BATCHES, orders=2, keep=()) == expected
     assert model.training
     assert not model.norm.training
     assert shuffled.step == 0
@@ -106,22 +102,8 @@ def test_no_hit_or_only_hits_have_an_interval(target: int, low: float, high: flo
     model = small(num_classes=2)
     with torch.no_grad():
         model.head.bias.copy_(torch.tensor([1e6, 0]))
-    for score in lsvit.evaluate(model, [(images(10), torch.full((10,), target))], keep=()):
+    for score in lsvit.evaluate(model, [(IMAGES, torch.full((10,), target))], keep=()):
         assert (score.low, score.high) == pytest.approx((low, high), abs=1e-4)
-
-
-def test_a_routed_model_with_parts() -> None:
-    model = lsvit.RoutedModel(small(), lsvit.Position(encode=lsvit.Encode()))
-    scores = lsvit.evaluate(model, batches(), orders=3, keep=())
-    route = lsvit.evaluation_routes(4, 4, "arbitrary", 3, 0)
-    with torch.no_grad():
-        hits = [(model(images(10), r).argmax(-1) == TARGETS).float().mean() for r in route]
-    assert scores[1].top1 == pytest.approx(float(torch.stack(hits).mean()))
-
-
-def test_one_image_and_one_order_have_no_spread() -> None:
-    (score,) = lsvit.evaluate(small(), [(images(1), TARGETS[:1])], orders=1, keep=())[:1]
-    assert score.std is None
 
 
 @pytest.mark.parametrize(
@@ -132,8 +114,7 @@ def test_one_image_and_one_order_have_no_spread() -> None:
         ({"model": lsvit.load("ls_micro")}, "model: found Opened, accepted: a torch.nn.Module"),
         ({"model": small(num_classes=0, global_pool="")}, r"answer: found \(7, 7, 16\)"),
         ({"model": small(num_classes=0)}, "found no classes, accepted: a classifier"),
-        ({"loader": [*batches(), images()]}, "found targets of"),
-        ({"loader": [*batches(), (images(3),)]}, "found targets of 10 of 13 images"),
+        ({"loader": [*BATCHES, (images(3),)]}, "found targets of 10 of 13 images"),
         ({"loader": [images()]}, "found no targets"),
         ({"loader": [(images(2)[:0], TARGETS[:0])]}, "found no batch"),
         ({"loader": [(images(2), ["a", "b"])]}, "found list in a batch, accepted: tensors"),
@@ -143,7 +124,7 @@ def test_one_image_and_one_order_have_no_spread() -> None:
 )
 def test_mistakes_are_one_line(options: dict[str, Any], message: str) -> None:
     with refused(message, ValueError):
-        lsvit.evaluate(**{"model": small(), "loader": batches()} | options)
+        lsvit.evaluate(**{"model": small(), "loader": BATCHES} | options)
 
 
 @pytest.mark.parametrize(("targets", "message"), cases_of(__file__)["targets"])
@@ -168,7 +149,6 @@ class Counted(nn.Module):
 
 
 def test_a_loop_of_a_fixed_length_takes_orders_of_all_blocks() -> None:
-    loader = [(torch.randn(5, 5), torch.arange(5))]
-    assert len(lsvit.evaluate(Counted(), loader, orders=2, keep=(4,))) == 2
+    assert len(lsvit.evaluate(Counted(), VECTORS, orders=2, keep=(4,))) == 2
     with refused("accepted: a loop over the blocks in the list", ValueError):
-        lsvit.evaluate(Counted(), loader, orders=2, keep=(2,))
+        lsvit.evaluate(Counted(), VECTORS, orders=2, keep=(2,))

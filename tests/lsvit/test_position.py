@@ -8,6 +8,7 @@ from torch import nn
 
 from lsvit.position import Encode, PositionEncoding, Predict
 from tests.conftest import refused
+from tests.models import assert_same
 
 SPECS = [Encode(), Encode(dim=8), Encode(dim=8, std=0.1), Encode(std=0.003)]
 
@@ -24,18 +25,18 @@ def test_the_spread_of_the_weights_is_that_of_the_papers_width(width: int, spec:
     torch.manual_seed(0)
     encoding: Any = PositionEncoding(3, width, spec)
     torch.manual_seed(0)
-    tables = [nn.Embedding(3, spec.dim) for _ in range(3)]
+    tables = nn.ModuleList(nn.Embedding(3, spec.dim) for _ in range(3))
     linears = [nn.Linear(inputs, width) for _ in range(3)]
-    factor = (spec.std or (3 * 800) ** -0.5) * (3 * inputs) ** 0.5
     is_published = spec.std is None and inputs == 800
+    factor = (spec.std or (3 * 800) ** -0.5) * (3 * inputs) ** 0.5
+    rtol = 1e-5
+    if is_published:
+        factor = 1.0
+        rtol = 0.0
     for (_, linear, *_), own in zip(encoding.projections, linears, strict=True):
-        for name, weight in own.named_parameters():
-            expected = weight if is_published else weight * factor
-            rtol = 0 if is_published else 1e-5
-            torch.testing.assert_close(linear.get_parameter(name), expected, rtol=rtol, atol=0)
-        assert linear.weight.std().item() == pytest.approx(spec.std or 0.0204, rel=0.05)
-    for table, own_table in zip(encoding.embeddings, tables, strict=True):
-        assert torch.equal(table.weight, own_table.weight)
+        expected = {name: weight * factor for name, weight in own.state_dict().items()}
+        torch.testing.assert_close(dict(linear.state_dict()), expected, rtol=rtol, atol=0)
+    assert_same(encoding.embeddings.state_dict(), tables.state_dict())
 
 
 @pytest.mark.parametrize(

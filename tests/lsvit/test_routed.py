@@ -20,22 +20,15 @@ from lsvit.position import Position, Predict
 from lsvit.routed import RoutedModel
 from lsvit.taps import PositionLogits
 from lsvit.weights import load_weights, save_weights
-from pipeline.config import variant as config
 from pipeline.config.presets import ModelPreset
-from pipeline.config.variant import Variant
+from pipeline.models.tokens import patch_embed
 from pipeline.models.weights import build, create_backbone
 from tests.conftest import cases_of, refused
-from tests.models import disturb, images, small
+from tests.models import disturb, images, small, variant
 
 CASES = cases_of(__file__)
 SMALL: dict[str, Any] = CASES["small"]
 FAMILIES: dict[str, dict[str, Any]] = CASES["families"]
-
-
-def variant(layers: int | None = None, **position: Any) -> Variant:
-    """A variant with position parts."""
-    parts = config.Position.model_validate(position)
-    return Variant(route="sequential", layers=layers, position=parts)
 
 
 def create(name: str, **kwargs: Any) -> Any:
@@ -60,14 +53,14 @@ def backbone(request: pytest.FixtureRequest) -> Any:
 
 
 def images_for(backbone: Any, n: int = 3) -> Tensor:
-    size = (getattr(backbone, "stem", None) or backbone.patch_embed).img_size
+    size = patch_embed(backbone).img_size
     return torch.randn(n, 3, *size, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-def test_identity_route_is_timms_forward_bit_for_bit(backbone: Any, training: bool) -> None:
-    images, model = images_for(backbone), RoutedModel(backbone).train(training)
+def test_identity_route_is_timms_forward_bit_for_bit(backbone: Any) -> None:
+    images = images_for(backbone)
+    model = RoutedModel(backbone)
     with torch.no_grad():
         expected = backbone(images)
         assert torch.equal(model(images), expected)
@@ -77,7 +70,7 @@ def test_identity_route_is_timms_forward_bit_for_bit(backbone: Any, training: bo
 @pytest.mark.slow
 def test_route_is_executed_in_order(backbone: Any) -> None:
     """Any route, with repetitions and gaps, equals the blocks applied by hand; a layer not in it is
-    not executed and gets no gradient.
+    not executed.
     """
     images, model = images_for(backbone), RoutedModel(backbone)
     calls: list[int] = []
@@ -90,12 +83,6 @@ def test_route_is_executed_in_order(backbone: Any) -> None:
     for layer in route:
         state = backbone.blocks[layer](state)
     assert torch.equal(found, backbone.forward_head(backbone.norm(state)))
-    assert not torch.equal(found, model(images))
-    found.square().sum().backward()
-    for layer, block in enumerate(backbone.blocks):
-        reached = [p.grad is not None and bool(p.grad.any()) for p in block.parameters()]
-        assert any(reached) == (layer in route)
-        assert layer not in route or sum(reached) > len(reached) / 2
 
 
 @pytest.mark.slow
@@ -109,11 +96,9 @@ def test_trained_weights_load_into_stock_timm_and_back(
     images = images_for(backbone)
     with torch.no_grad():
         assert torch.equal(stock(images), backbone(images))
-        other = RoutedModel(deepcopy(stock))
-        plain = deepcopy(stock)  # timm's own, not routed
-        for parameter in (*other.parameters(), *plain.parameters()):
-            parameter.zero_()
-        for emptied in (other, plain):
+        for emptied in (RoutedModel(deepcopy(stock)), deepcopy(stock)):  # and timm's own
+            for parameter in emptied.parameters():
+                parameter.zero_()
             load_weights(emptied, tmp_path / "w.safetensors")
             assert torch.equal(emptied(images), backbone(images))
 
@@ -187,17 +172,8 @@ def test_class_token_head_is_one_head_on_the_class_token() -> None:
     assert all(p.grad is not None for p in one.parameters())
 
 
-@pytest.mark.parametrize(
-    ("name", "kwargs"), [("mixer_s16_224", {}), ("vit_small_patch16_224", {"global_pool": "avg"})]
-)
-def test_class_token_head_needs_a_class_token(name: str, kwargs: dict[str, Any]) -> None:
-    preset = ModelPreset(timm=name, kwargs=kwargs, weights="scratch", head="class_token")
-    with torch.device("meta"), refused("found 'class_token', accepted: timm"):
-        create_backbone(preset, 10)
-
-
 def test_position_encoding_knows_the_position(pico: ModelPreset) -> None:
-    encode = build(pico, 10, variant(encode={"dim": 8})).eval().position["encode"]
+    encode = build(pico, 10, variant(position={"encode": {"dim": 8}})).eval().position["encode"]
     state = torch.randn(2, 5, 16)
     embedding = encode.embeddings[1].weight[2].expand(2, 5, -1)
     norm, linear, gelu, _ = encode.projections[1]
@@ -209,18 +185,15 @@ def test_position_encoding_knows_the_position(pico: ModelPreset) -> None:
 def test_shared_position_encoding_starts_at_zero(pico: ModelPreset) -> None:
     """The published code's reading: one embedding for all layers, initialised to zero."""
     spec = {"dim": 32, "shared": True, "init": "zeros"}
-    (embedding,) = build(pico, 10, variant(encode=spec)).position["encode"].embeddings
+    (embedding,) = build(pico, 10, variant(position={"encode": spec})).position["encode"].embeddings
     assert torch.equal(embedding.weight, torch.zeros(4, 32))
 
 
 @pytest.mark.parametrize("route", [(2, 0, 3), (1, 1), ()])
-def test_per_sample_routes_that_all_agree_are_one_route(
-    pico: ModelPreset, route: tuple[int, ...]
-) -> None:
-    model = build(pico, 10).eval()
-    images = torch.randn(5, 1, 28, 28)
-    routes = torch.tensor([route] * 5, dtype=torch.int32).reshape(5, -1)
-    assert torch.equal(model(images, routes), model(images, route))
+def test_per_sample_routes_that_all_agree_are_one_route(route: tuple[int, ...]) -> None:
+    model = RoutedModel(small())
+    routes = torch.tensor([route] * 6, dtype=torch.int32).reshape(6, -1)
+    assert torch.equal(model(images(), routes), model(images(), route))
 
 
 @pytest.mark.parametrize("route", [[2, 0, 3], np.array([2, 0, 3]), tuple(np.array([2, 0, 3]))])
@@ -268,14 +241,14 @@ def test_a_shuffled_backbone_is_refused() -> None:
 @pytest.mark.parametrize(("routes", "said"), CASES["routes"])
 def test_wrong_routes(pico: ModelPreset, routes: list[Any], said: str) -> None:
     route: Any = torch.tensor(routes) if isinstance(routes[0], list) else tuple(routes)
-    error = IndexError if "does not exist" in said else ValueError
+    error = ValueError if "accepted" in said else IndexError
     with pytest.raises(error, match=said):
-        build(pico, 10)(torch.zeros(1, 1, 28, 28), route)
+        build(pico, 10, variant(position={"encode": {}}))(torch.zeros(1, 1, 28, 28), route)
 
 
 @pytest.mark.parametrize("token", ["mean", "class_token"])
 def test_position_prediction(pico: ModelPreset, token: str) -> None:
-    model = build(pico, 10, variant(predict={"token": token}))
+    model = build(pico, 10, variant(position={"predict": {"token": token}}))
     positions = PositionLogits(model)
     states: list[Tensor] = []
     route = (2, 0, 3)
@@ -290,16 +263,10 @@ def test_class_token_prediction_needs_a_class_token() -> None:
         RoutedModel(create("mixer_s16_224"), Position(predict=Predict(token="class_token")))
 
 
-def test_route_longer_than_the_positions(pico: ModelPreset) -> None:
-    model = build(pico, 10, variant(encode={}))
-    with refused("know 4 positions", IndexError):
-        model(torch.zeros(1, 1, 28, 28), (0, 1, 2, 3, 0))
-
-
 def test_position_parts_travel_with_the_weights(pico: ModelPreset, tmp_path: Path) -> None:
     """Plain weights leave new parts as they were drawn; another head is refused."""
     file = tmp_path / "w.safetensors"
-    both = variant(encode={}, predict={})
+    both = variant(position={"encode": {}, "predict": {}})
     save_weights(build(pico, 10), file)
     model = build(pico, 10, both, weights=file).eval()
     save_weights(model, file)

@@ -19,8 +19,6 @@ from lsvit.routes import (
     arbitrary,
     drop,
     evaluation_routes,
-    fix_first,
-    fix_last,
     generator,
     kendall_distance,
     per_sample,
@@ -47,7 +45,6 @@ def drawn(sampler: Sampler, num_layers: int, count: int) -> list[tuple[Any, ...]
 
 def test_a_route_depends_on_its_key_alone() -> None:
     first = arbitrary(generator("train", 3, 7), 12)
-    np.random.default_rng(0).random(100)
     assert arbitrary(generator("train", 3, 7), 12) == first
     others = {
         arbitrary(generator("train", seed, step), 12)
@@ -57,23 +54,13 @@ def test_a_route_depends_on_its_key_alone() -> None:
     assert arbitrary(generator("validation", 3, 7), 12) != first
 
 
-def test_arbitrary_is_uniform() -> None:
-    """Every layer is at every place equally often: 3,000 draws, standard deviation of a share
-    0.005.
-    """
-    routes = np.array(drawn(arbitrary, 12, 3000))
-    assert (np.sort(routes, axis=1) == np.arange(12)).all()
-    shares = np.array([(routes == layer).mean(axis=0) for layer in range(12)])
-    assert np.abs(shares - 1 / 12).max() < 5 * 0.0051
-
-
 @pytest.mark.parametrize(
     ("schedule", "rates"), [("constant", (0.6,) * 4), ("linear", (0.15, 0.3, 0.45, 0.6))]
 )
 def test_rates_of_dropping(schedule: Any, rates: tuple[float, ...]) -> None:
     """Of 4 layers, in their order: 4,000 draws, standard deviation of a share below 0.0079."""
     routes = drawn(drop(0.6, schedule), 4, 4000)
-    assert all(list(route) == sorted(set(route)) for route in routes)
+    assert all(route and list(route) == sorted(set(route)) for route in routes)
     nothing_left = math.prod(rates)  # drawn again
     for layer, rate in enumerate(rates):
         share = sum(layer not in route for route in routes) / len(routes)
@@ -124,29 +111,14 @@ def test_swaps_are_uniform_at_their_distance() -> None:
         assert kendall_distance(route) == distance
 
 
-@pytest.mark.parametrize(
-    ("fix", "kept", "free"),
-    [(fix_first, slice(0, 3), slice(3, 8)), (fix_last, slice(5, 8), slice(0, 5))],
-)
-def test_fixed_ends(fix: Any, kept: slice, free: slice) -> None:
-    """The layers at one end stay; the others are shuffled over all their places."""
-    routes = np.array(drawn(fix(3), 8, 500))
-    assert (routes[:, kept] == np.arange(8)[kept]).all()
-    assert (np.sort(routes, axis=1) == np.arange(8)).all()
-    assert all(len(set(column)) == 5 for column in routes[:, free].T)
-    assert drawn(fix(8), 8, 1) == [tuple(range(8))]
-
-
 def test_per_sample_routes() -> None:
-    table = per_sample(drop(0.5), generator("samples", 0), 6, 50)
-    assert table.shape[0] == 50
+    table, again = (per_sample(drop(0.5), generator("samples", 0), 30, 50) for _ in range(2))
+    assert np.array_equal(table, again)
+    assert len({tuple(row) for row in table}) == 50
     for row in table:
         route = row[row >= 0]
         assert list(route) == sorted(set(route.tolist()))
         assert (row[len(route) :] == -1).all()
-    first, again = (per_sample(arbitrary, generator("samples", 0), 12, 50) for _ in range(2))
-    assert (first == again).all()
-    assert len({tuple(row) for row in first}) == 50
 
 
 @pytest.mark.parametrize(("num_layers", "keep"), [(3, 3), (12, 3), (12, 12), (6, 1)])
@@ -194,7 +166,3 @@ def test_a_sampler_can_be_pickled_and_draws_what_it_always_drew(
 def test_samplers_say_what_they_accept(name: str, values: list[Any], message: str) -> None:
     with refused(message, ValueError):
         getattr(lsvit_routes, name)(*values)(generator("fixed", 0), 4)
-
-
-def test_a_drop_near_one_draws_until_a_layer_is_left() -> None:
-    assert len(drop(0.9999)(generator("fixed", 0), 4)) == 1

@@ -53,20 +53,15 @@ def start(preset: ModelPreset, num_classes: int) -> tuple[Any, dict[str, str | N
     return model, load_start(model, preset, [f"c{i}" for i in range(num_classes)])
 
 
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A hub that has one file for every repository."""
+def test_hub_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "hub.safetensors"
 
     def download(repo: str, filename: str) -> str:
         assert (repo, filename) == ("timm/" + TAGGED, "model.safetensors")
-        return str(tmp_path / "hub.safetensors")
+        return str(file)
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    return tmp_path / "hub.safetensors"
-
-
-def test_hub_weights(hub: Path) -> None:
-    tensors = published(hub, "vit_small_patch16_224", num_classes=1000, **SMALL)
+    tensors = published(file, "vit_small_patch16_224", num_classes=1000, **SMALL)
     preset = ModelPreset(timm=TAGGED, kwargs=SMALL, weights="hub")
     model = create_backbone(preset, 1000)
     synsets = ImageNetInfo("imagenet-1k").label_names()
