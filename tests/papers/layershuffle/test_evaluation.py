@@ -168,7 +168,7 @@ def regress(pico: ModelPreset, tmp_path: Path) -> Callable[..., dict[Any, Any]]:
 
     def run(data: Path, *values: float) -> dict[Any, Any]:
         fields = run_fields(data, pico, Variant(route="sequential"), precision="fp32")
-        config = LogisticConfig(**fields, values=values)
+        config = LogisticConfig(**fields, values=list(values))
         logistic.evaluate(config, data, None, tmp_path, lambda event: None)
         (row,) = pd.read_csv(tmp_path / ROWS).to_dict("records")
         return row
