@@ -46,10 +46,9 @@ def test_a_training_with_latin_orders_is_not_the_published_method() -> None:
 
 def test_orders_of_layers_that_stay_in_place_are_counted() -> None:
     """One where all do, 2 where two layers are left, else as many as images."""
-    frames = []
-    for k in (0, 10, 12):
-        frames.append(pd.DataFrame({"sampler": [f"fix_first {k}"], "accuracy": k / 100}))
-    rows = of_seeds(pd.concat(frames), 2).assign(variant="baseline", images=50)
+    names = ["fix_first 0", "fix_first 10", "fix_first 12"]
+    rows = pd.DataFrame({"sampler": names, "accuracy": [0, 0.1, 0.12]})
+    rows = of_seeds(rows, 2).assign(variant="baseline", images=50)
     evidence = made_up({"samplers": rows, "prune_eval": pd.DataFrame({"keep": [12]})})
     for k, orders in ((10, [50, 2, 1]), (0, [50, 50, 1])):
         evidence.orders = []
@@ -70,16 +69,10 @@ def test_what_choosing_on_the_reported_images_gains(
     rows = []
     for seed, (epoch, gain) in enumerate(seeds):
         for variant in ("ls", "ls_latin"):
-            row: dict[str, Any] = {
-                "variant": variant,
-                "seed": seed,
-                "sequential": 0.5,
-                "arbitrary": 0.6,
-            }
-            lower = {"sequential": 0.9, "arbitrary": 0.6 - gain / 100}
-            rows.append(row | {"protocol": "paper", "epoch": 4})
-            rows.append(row | {"protocol": "heldout", "epoch": epoch} | lower)
-    table = pd.DataFrame(rows)
+            rows.append(("paper", variant, seed, 4, 0.5, 0.6))
+            rows.append(("heldout", variant, seed, epoch, 0.9, 0.6 - gain / 100))
+    columns = ["protocol", "variant", "seed", "epoch", "sequential", "arbitrary"]
+    table = pd.DataFrame(rows, columns=columns)
     table.loc[table["variant"] == "ls_latin", "arbitrary"] *= 0.5
     entry = judged(PAPER, "control.protocol", made_up({"protocols": table}))
     assert entry["verdict"] == verdict

@@ -33,9 +33,11 @@ from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.data.prepare import prepare
 from pipeline.data.resize import Resize, resizing
+from pipeline.data.splits import Split
 from pipeline.jobs.files import ARRAYS, ROWS, read_meta
 from pipeline.models.weights import build
 from pipeline.training import scoring
+from pipeline.training.devices import Execution
 from pipeline.training.objectives import is_right, task_loss
 from pipeline.training.scoring import InTurn, Score, open_model, open_split, score
 from tests.conftest import cases_of, run_fields
@@ -47,6 +49,7 @@ CASES = cases_of(__file__)
 ROUTE_KEYS = ["route", "routes", "images"]
 Evaluated = Callable[..., tuple[pd.DataFrame, pd.DataFrame]]
 Configured = Callable[..., EvalConfig]
+Opened = Callable[[EvalConfig], tuple[RoutedModel, Split, Execution]]
 
 
 @pytest.fixture
@@ -75,6 +78,17 @@ def evaluated(configured: Configured, prepared: Path, weights: Path, tmp_path: P
     return run
 
 
+@pytest.fixture
+def opened(prepared: Path, weights: Path) -> Opened:
+    """Opens a configuration's model and its validation images."""
+
+    def open_both(config: EvalConfig) -> tuple[RoutedModel, Split, Execution]:
+        model, execution = open_model(config, prepared, weights)
+        return model, open_split(config, prepared, "validation", model), execution
+
+    return open_both
+
+
 def test_mean_and_spread_have_rows_of_their_own(evaluated: Evaluated) -> None:
     """One pass with an order an image gives the mean, 5 orders on 10 images give the spread."""
     rows, _ = evaluated(images=10)
@@ -98,17 +112,14 @@ def test_a_route_without_an_order_is_evaluated_alone(
     name: str,
     configured: Configured,
     evaluated: Evaluated,
-    prepared: Path,
-    weights: Path,
+    opened: Opened,
 ) -> None:
     """All layers, on all images; both orders are that route."""
-    options: dict[str, Any] = {"variant": Variant(route=route), "samplers": [], "images": 10}
-    rows, _ = evaluated(**options)
+    variant = Variant(route=route)
+    rows, _ = evaluated(variant=variant, samplers=[], images=10)
     assert set(rows.index) == {(4, "sequential"), (4, "arbitrary")}
     assert rows[ROUTE_KEYS].values.tolist() == [[name, 1, 40]] * 2
-    config = configured(**options)
-    model, execution = open_model(config, prepared, weights)
-    split = open_split(config, prepared, "validation", model)
+    model, split, execution = opened(configured(variant))
     own = score(model, split, OneRoute(steps), 16, execution)
     assert rows["loss"].tolist() == [pytest.approx(own.loss, abs=1e-6)] * 2
 
@@ -146,27 +157,35 @@ def test_wrong_positions_are_told(params: Params, configured: Configured, prepar
     before = [table.weight.clone() for table in model.position["encode"].embeddings]
     mislead(model)
     for table, right in zip(model.position["encode"].embeddings, before, strict=True):
-        for depth in range(4):
-            assert torch.equal(table.weight[depth], right[(depth + 2) % 4])
+        assert torch.equal(table.weight, right[[2, 3, 0, 1]])
     misled = cells(4, config.variant, config.options, misled=True)
     assert {cell.keep for cell in misled} == {4}
 
 
+@pytest.fixture
+def regress(pico: ModelPreset, tmp_path: Path) -> Callable[..., dict[Any, Any]]:
+    """Fits regressions on prepared data, one for each of these values; gives the row."""
+
+    def run(data: Path, *values: float) -> dict[Any, Any]:
+        fields = run_fields(data, pico, Variant(route="sequential"), precision="fp32")
+        config = LogisticConfig(**fields, values=list(values))
+        logistic.evaluate(config, data, None, tmp_path, lambda event: None)
+        (row,) = pd.read_csv(tmp_path / ROWS).to_dict("records")
+        return row
+
+    return run
+
+
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-def test_held_out_images_choose_the_regression(
-    pico: ModelPreset, raw: Path, tmp_path: Path
-) -> None:
+def test_held_out_images_choose_the_regression(regress: Any, raw: Path, tmp_path: Path) -> None:
     prepared = tmp_path / "prepared"
     prepare("bars", DatasetPreset(source="embedded", heldout=24), raw, prepared)
-    fields = run_fields(prepared, pico, Variant(route="sequential"), precision="fp32")
-    config = LogisticConfig(**fields, values=[1e-6, 0.1])
-    logistic.evaluate(config, prepared, None, tmp_path, lambda event: None)
-    (row,) = pd.read_csv(tmp_path / ROWS).to_dict("records")
+    row = regress(prepared, 1e-6, 0.1)
     train = logistic.read_pixels(prepared, "train")
     images, labels = logistic.read_pixels(prepared, "validation")
     assert 0 <= images.min() < images.max() <= 1
     heldout = logistic.read_pixels(prepared, "heldout")
-    fitted = [LogisticRegression(C=value).fit(*train) for value in config.values]
+    fitted = [LogisticRegression(C=value).fit(*train) for value in (1e-6, 0.1)]
     best = max(fitted, key=lambda regression: regression.score(*heldout))
     assert row["route"] == f"C = {best.C:g}"
     assert row["accuracy"] == pytest.approx(best.score(images, labels))
@@ -177,7 +196,7 @@ def test_held_out_images_choose_the_regression(
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_a_class_without_training_images_is_answered_wrongly(
-    pico: ModelPreset, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    regress: Any, prepared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its images count, and the regression never names it."""
     read = logistic.read_pixels
@@ -188,13 +207,10 @@ def test_a_class_without_training_images_is_answered_wrongly(
         return images[kept], labels[kept]
 
     monkeypatch.setattr(logistic, "read_pixels", without_last)
-    fields = run_fields(prepared, pico, Variant(route="sequential"), precision="fp32")
-    config = LogisticConfig(**fields, values=[0.1])
-    logistic.evaluate(config, prepared, None, tmp_path, lambda event: None)
-    (row,) = pd.read_csv(tmp_path / ROWS).to_dict("records")
+    row = regress(prepared, 0.1)
     fitted = LogisticRegression(C=0.1).fit(*without_last(prepared, "train"))
-    images, labels = read(prepared, "validation")
-    assert row["accuracy"] == pytest.approx((fitted.predict(images) == labels).mean())
+    accuracy = fitted.score(*read(prepared, "validation"))
+    assert row["accuracy"] == pytest.approx(accuracy)
     assert np.isfinite(row["loss"])
 
 
@@ -307,10 +323,9 @@ def test_samplers_are_of_the_variants_asked_for(params: Params) -> None:
 
 @torch.no_grad()
 def test_a_score_has_the_means_of_every_exit(
-    configured: Configured, pico: ModelPreset, prepared: Path, weights: Path
+    configured: Configured, opened: Opened, pico: ModelPreset
 ) -> None:
-    opened, execution = open_model(configured(), prepared, weights)
-    split = open_split(configured(), prepared, "validation", opened)
+    _, split, execution = opened(configured())
     exits = ExitHeads(branch="mlp", depths=[1, 3], channels=4, hidden=4, dropout=0.0)
     model = build(pico, 10, Variant(route="sequential", exits=exits)).eval()
     route = (2, 0, 3)
@@ -350,22 +365,21 @@ def test_a_contribution_is_that_to_what_is_classified(family: str) -> None:
     assert torch.allclose(recording.norms, expected, atol=1e-6)
 
 
-def test_recording_drops_nothing(configured: Configured, prepared: Path, weights: Path) -> None:
+def test_recording_drops_nothing(configured: Configured, opened: Opened) -> None:
     """Also of a model that was being trained."""
-    asked = configured(Variant(route="arbitrary", recipe=Recipe(drop_path=0.9)))
-    model, execution = open_model(asked, prepared, weights)
-    split = open_split(asked, prepared, "validation", model)
+    dropping = Variant(route="arbitrary", recipe=Recipe(drop_path=0.9))
+    model, split, execution = opened(configured(dropping))
     routes = np.tile(np.arange(4), (20, 1))
     records = []
     for _ in range(2):
         model.train()
         records.append(record(model, split, np.arange(20), routes, 1, execution))
-    for first, second in zip(*records, strict=True):
-        assert np.array_equal(first, second)
+    np.testing.assert_equal(*records)
 
 
 def test_an_analysis_keeps_what_its_figures_are_drawn_from(
     configured: Configured,
+    opened: Opened,
     params: Params,
     prepared: Path,
     weights: Path,
@@ -382,13 +396,12 @@ def test_an_analysis_keeps_what_its_figures_are_drawn_from(
     analysis.analyse(config, prepared, weights, tmp_path, lambda event: None)
     arrays = np.load(tmp_path / ARRAYS)
     routes = np.array([arbitrary(generator("analysis", options.seed, i), 4) for i in range(40)])
-    model, execution = open_model(asked, prepared, weights)
-    split = open_split(asked, prepared, "validation", model)
+    model, split, execution = opened(asked)
     chosen = generator("analysis", options.seed).permutation(40)
     vectors, norms = record(model, split, chosen, routes, 1, execution)
-    assert np.array_equal(arrays["plane"], vectors[:, :2])
-    assert np.array_equal(arrays["norms"], norms)
-    assert np.array_equal(arrays["positions"], np.argsort(routes, axis=1))
+    positions = np.argsort(routes, axis=1)
+    expected = {"plane": vectors[:, :2], "positions": positions, "norms": norms}
+    np.testing.assert_equal(dict(arrays), expected)
 
 
 def test_jobs_beside_those_of_the_variants(keys: Keys, params: Params) -> None:

@@ -14,7 +14,7 @@ from papers.smoothing.section import Losses, Recipe
 from papers.smoothing.talking_heads import use_talking_heads
 from pipeline.jobs.configs import TrainConfig
 from tests.conftest import cases_of
-from tests.models import small
+from tests.models import disturb, small
 
 CASES = cases_of(__file__)
 LOSSES = Losses.model_validate(CASES["losses"])
@@ -35,9 +35,7 @@ def changed(config: TrainConfig, **keys: Any) -> TrainConfig:
 def noisy(module: Any) -> Any:
     """With parameters that differ enough for layers, tokens and heads to differ."""
     torch.manual_seed(5)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
+    disturb(module)
     return module
 
 

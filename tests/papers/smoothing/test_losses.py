@@ -70,7 +70,7 @@ def test_patch_contrastive_is_the_sources(normalized: bool) -> None:
 def test_labels_of_patches() -> None:
     """They have their own, or those of their image: its shares of classes, or its one class."""
     logits, labels = random(3, 4, 5), torch.tensor([[0, 1, 2, 3], [4, 4, 0, 1], [2, 2, 2, 3]])
-    expected = cross_entropy(logits.view(12, 5), labels.view(12))
+    expected = cross_entropy(logits.transpose(1, 2), labels)
     assert torch.isclose(patch_classification(logits, labels), expected)
     shares = random(3, 5, value=1).softmax(-1)
     expected = -(shares[:, None] * logits.log_softmax(-1)).sum(-1).mean()
@@ -109,8 +109,12 @@ def test_a_number_is_a_weight() -> None:
     assert numbers == words
 
 
-@pytest.mark.parametrize("losses", [LOSSES, PLAIN, Losses()], ids=str)
-def test_losses_are_read_as_they_are_written(losses: Losses) -> None:
+@pytest.mark.parametrize(
+    ("losses", "name"),
+    [(LOSSES, "cosine+contrastive_cosines+mixing"), (PLAIN, "contrastive"), (Losses(), "none")],
+)
+def test_losses_are_named_and_read_as_they_are_written(losses: Losses, name: str) -> None:
+    assert str(losses) == name
     assert Losses.model_validate_json(losses.model_dump_json()) == losses
 
 
@@ -124,9 +128,3 @@ def test_weight_zero_is_absent(zero: dict[str, Any]) -> None:
 def test_wrong_losses_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Losses.model_validate(wrong)
-
-
-def test_names_of_losses() -> None:
-    assert str(Losses()) == "none"
-    assert str(LOSSES) == "cosine+contrastive_cosines+mixing"
-    assert str(PLAIN) == "contrastive"
