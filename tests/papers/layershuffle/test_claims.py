@@ -66,7 +66,7 @@ def test_what_choosing_on_the_reported_images_gains(
     seeds: list[list[float]], verdict: str, mean: float | None
 ) -> None:
     """LS is chosen by random orders. Original order, and variants of ours, do not count."""
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for seed, (epoch, gain) in enumerate(seeds):
         for variant in ("ls", "ls_latin"):
             rows.append(("paper", variant, seed, 4, 0.5, 0.6))

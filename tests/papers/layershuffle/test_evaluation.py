@@ -370,11 +370,11 @@ def test_recording_drops_nothing(configured: Configured, opened: Opened) -> None
     dropping = Variant(route="arbitrary", recipe=Recipe(drop_path=0.9))
     model, split, execution = opened(configured(dropping))
     routes = np.tile(np.arange(4), (20, 1))
-    records = []
+    records: list[Any] = []
     for _ in range(2):
         model.train()
         records.append(record(model, split, np.arange(20), routes, 1, execution))
-    np.testing.assert_equal(*records)
+    np.testing.assert_equal(records[0], records[1])
 
 
 def test_an_analysis_keeps_what_its_figures_are_drawn_from(

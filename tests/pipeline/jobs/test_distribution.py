@@ -84,6 +84,7 @@ def test_all_trainings_know_how_many_processes_they_have(params: Params, here: P
     for distributed, identity in ((ONE, (1, "shared")), (TWO, (2, "own"))):
         found = listed(params.model_copy(update={"distributed": distributed}))
         jobs = [job for kind in TRAININGS for job in found[kind].values()]
-        assert {(job.config.world_size, job.config.routes) for job in jobs} == {identity}
+        configs: list[Any] = [job.config for job in jobs]
+        assert {(config.world_size, config.routes) for config in configs} == {identity}
         keys.append({job.key for job in jobs})
     assert keys[0].isdisjoint(keys[1])
