@@ -51,7 +51,7 @@ from pipeline.training import loop as training
 from pipeline.training.devices import Execution
 from pipeline.training.judging import kept_epoch
 from pipeline.training.loop import train
-from pipeline.training.objectives import Batch, task_loss
+from pipeline.training.objectives import Batch, is_right, task_loss
 from pipeline.training.scoring import open_model
 from tests.conftest import run_fields
 from tests.models import CPU, images, small, step_of, variant, with_parts
@@ -427,12 +427,16 @@ def test_exits_put_into_use(bench: Bench, frozen: Path, used: tuple[Path, InUse]
     model, parts = bench.open()
     np.testing.assert_equal(tuple(deploy(model, folder, "its own")), tuple(noted))
     assert model.exits.keys() == {"1", "2", "3"}
-    batch, _ = parts["report"].split.take(parts["report"].rows)
+    batch, labels = parts["report"].split.take(parts["report"].rows)
     routes = exits.draw_routes("arbitrary", len(batch), 4, bench.config(), "report")
     confidence = arrays_of(frozen)["confidence_report"]
-    for depth, place in zip((1, 2, 3), noted.places, strict=False):
+    rows = read_rows(frozen / ROWS).set_index(["order", "branch", "depth"])
+    for depth, kind, place in zip((1, 2, 3), noted.branches, noted.places, strict=False):
         found = model(batch, routes, exit=depth).softmax(-1).amax(-1)
         assert found.detach().numpy() == pytest.approx(confidence[place], abs=1e-5)
+        right = is_right(model(batch, exit=depth), labels).float().mean()
+        expected = rows.loc["sequential", kind, depth]["accuracy"]
+        assert right.item() == pytest.approx(expected, abs=1e-6)
     about = {"branch": "mixer", "depth": 3, "accuracy": 0.75}
     assert noted.describe(2, tried=False) == about | {"flops": 30}
     assert noted.describe(2, tried=True) == about | {"flops": 38}
