@@ -2,14 +2,12 @@
 at them.
 """
 
-import itertools
 from typing import Any
 
 import pytest
 import torch
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.mlp_mixer import MlpMixer
-from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from lsvit.routed import RoutedModel
@@ -27,7 +25,8 @@ from tests.models import images, small, with_parts
 CASES = cases_of(__file__)
 SIZES = BranchSizes(channels=8, hidden=12, dropout=0.3)
 READS_CLASS = ("cnn_add", "cnn_project")
-CNNS = ("cnn_ignore", *READS_CLASS)
+REGISTERS: dict[str, Any] = {"class_token": False, "reg_tokens": 4, "global_pool": "avg"}
+SHAPE = TokenShape(16, 1, (2, 3), 2)
 FAMILIES: dict[str, dict[str, Any]] = {
     "class token": {},
     "distilled": {"kind": VisionTransformerDistilled},
@@ -63,30 +62,34 @@ def count_calls(model: RoutedModel) -> list[tuple[str, int]]:
 # ---- branches ------------------------------------------------------------------------------------
 
 
-def all_but_refused(classless: Any, *others: Any) -> list[tuple[Any, str]]:
-    """Every case with every branch that can be on it."""
-    cases = [(classless, kind) for kind in BRANCHES if kind not in READS_CLASS]
-    return cases + list(itertools.product(others, BRANCHES))
-
-
+@pytest.mark.parametrize("kind", BRANCHES)
 @pytest.mark.parametrize(
-    ("layout", "kind"), all_but_refused((0, (3, 3)), (1, (2, 2)), (2, (3, 5)), (1, (1, 1))), ids=str
+    "shape",
+    [
+        SHAPE,
+        TokenShape(16, 0, (3, 3), 2),
+        TokenShape(16, 2, (3, 5), 2),
+        TokenShape(16, 1, (1, 1), 2),
+        TokenShape(16, 4, (2, 3), 2, first_is_class=False),
+    ],
 )
-def test_what_each_branch_reads(layout: tuple[int, tuple[int, int]], kind: Any) -> None:
+def test_what_each_branch_reads(shape: TokenShape, kind: Any) -> None:
     """Answers (B, C) depend on exactly these tokens, and train every parameter.
 
-    Those at the rim of an odd grid are among them.
+    Those at the rim of an odd grid are among them. Register tokens are no class token.
     """
     torch.manual_seed(0)
-    prefix, grid = layout
-    shape = TokenShape(16, prefix, grid, 2)
-    expected = set(range(shape.length))
-    if kind.startswith("cnn"):
-        expected = set(range(prefix, shape.length))
-    if kind in READS_CLASS:
-        expected.add(0)
-    if kind == "mlp" and prefix:
-        expected = {0}
+    if kind in READS_CLASS and not shape.class_token:
+        with pytest.raises(UserError, match=f"'{kind}' on a model without a class token, accepted"):
+            make_branch(kind, shape, 10, SIZES)
+        return
+    patches = set(range(shape.prefix, shape.length))
+    expected = {
+        "mlp": {0} if shape.class_token else patches,
+        "cnn_ignore": patches,
+        "cnn_add": {0, *patches},
+        "cnn_project": {0, *patches},
+    }
     for outputs in (10, 1):
         branch = make_branch(kind, shape, outputs, SIZES).eval()
         tokens = torch.randn(64, shape.length, 16, requires_grad=True)
@@ -94,117 +97,92 @@ def test_what_each_branch_reads(layout: tuple[int, tuple[int, int]], kind: Any) 
         assert answers.shape == (64, outputs)
         answers.square().sum().backward()
         assert tokens.grad is not None
-        assert set(tokens.grad.abs().sum(dim=(0, 2)).nonzero()[:, 0].tolist()) == expected
+        read = tokens.grad.abs().sum(dim=(0, 2)).nonzero()[:, 0].tolist()
+        assert set(read) == expected.get(kind, set(range(shape.length)))
         assert all(p.grad is not None and p.grad.any() for p in branch.parameters())
 
 
-def test_the_grid_of_an_image_that_is_not_square() -> None:
-    shape = token_shape(small())
-    assert (shape.grid, shape.prefix) == ((2, 3), 1)
+@pytest.mark.parametrize(
+    ("backbone", "shape"),
+    [
+        ({}, SHAPE),
+        ({"kind": VisionTransformerDistilled}, TokenShape(16, 2, (2, 3), 2)),
+        (REGISTERS, TokenShape(16, 4, (2, 3), 2, first_is_class=False)),
+        ({"kind": MlpMixer}, TokenShape(16, 0, (2, 3), 1, first_is_class=False)),
+        ({"kind": MlpMixer, "embed_dim": 384}, TokenShape(384, 0, (2, 3), 6, first_is_class=False)),
+        ({"kind": MlpMixer, "embed_dim": 512}, TokenShape(512, 0, (2, 3), 8, first_is_class=False)),
+    ],
+)
+def test_the_tokens_of_a_model(backbone: dict[str, Any], shape: TokenShape) -> None:
+    """Without attention a `vit` branch has 64 channels a head, as all ViTs have; at least one."""
+    assert token_shape(small(**backbone)) == shape
 
 
-@pytest.mark.parametrize("kind", CNNS)
+@pytest.mark.parametrize("kind", ["cnn_ignore", *READS_CLASS])
 def test_convolution_sees_neighbours_on_the_grid(kind: Any) -> None:
-    """As the same layers on a grid laid by hand, also when two patches change places."""
+    """As the same layers on a grid laid by hand."""
     torch.manual_seed(0)
     branch = make_branch(kind, TokenShape(4, 2, (2, 3), 1), 5, SIZES).eval()
     tokens = torch.randn(3, 8, 4)
     class_token = tokens[:, 0]
-    answers = []
-    for order in ([0, 1, 2, 3, 4, 5], [5, 1, 2, 3, 4, 0]):
-        grid = torch.empty(3, 8 if kind == "cnn_project" else 4, 2, 3)
-        for cell, patch in enumerate(order):
-            value = tokens[:, 2 + patch]
-            if kind == "cnn_add":
-                value = value + class_token
-            elif kind == "cnn_project":
-                value = torch.cat([value, class_token], 1)
-            grid[:, :, cell // 3, cell % 3] = value
-        places = [0, 1, *(2 + patch for patch in order)]
-        answers.append(branch(tokens[:, places]))
-        assert torch.allclose(answers[-1], branch[1:](grid), atol=1e-6)
-    assert not torch.allclose(answers[0], answers[1], atol=1e-3)
+    grid = torch.empty(3, 8 if kind == "cnn_project" else 4, 2, 3)
+    for patch in range(6):
+        value = tokens[:, 2 + patch]
+        if kind == "cnn_add":
+            value = value + class_token
+        elif kind == "cnn_project":
+            value = torch.cat([value, class_token], 1)
+        grid[:, :, patch // 3, patch % 3] = value
+    assert torch.allclose(branch(tokens), branch[1:](grid), atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", BRANCHES)
 def test_every_branch_ends_in_three_dense_layers_with_two_dropouts(kind: Any) -> None:
-    branch: Any = make_branch(kind, TokenShape(16, 1, (2, 2), 2), 10, SIZES)
-    head = branch[-1]
+    head: Any = make_branch(kind, SHAPE, 10, SIZES)[-1]
     widths = [layer.out_features for layer in head if isinstance(layer, nn.Linear)]
     dropouts = [layer.p for layer in head if isinstance(layer, nn.Dropout)]
     assert widths == [12, 12, 10]
     assert dropouts == [0.3, 0.3]
     assert isinstance(head[-1], nn.Linear)
-    if kind == "vit":
-        assert branch[0].attn.qkv.bias is not None
 
 
 def test_mlp_normalises_what_it_reads() -> None:
-    branch = make_branch("mlp", TokenShape(16, 1, (2, 2), 2), 10, SIZES).eval()
-    tokens = torch.randn(3, 5, 16)
+    branch = make_branch("mlp", SHAPE, 10, SIZES).eval()
+    tokens = torch.randn(3, 7, 16)
     assert torch.allclose(branch(tokens), branch(7 * tokens + 2), atol=1e-5)
 
 
-def test_a_resmlp_branch_starts_with_its_whole_layer() -> None:
-    """timm's own start, 1e-4, is for deep stacks."""
-    layer: Any = make_branch("resmlp", TokenShape(16, 1, (2, 2), 2), 10, SIZES)[0]
-    for scale in (layer.ls1, layer.ls2):
-        assert torch.equal(scale, torch.ones(16))
-
-
-REGISTERS: dict[str, Any] = {"class_token": False, "reg_tokens": 4, "global_pool": "avg"}
-
-
-@pytest.mark.parametrize(
-    ("backbone", "kind", "message"),
-    [
-        ({"kind": MlpMixer}, "cnn_add", "'cnn_add' on a model without a class token, accepted: "),
-        ({"kind": MlpMixer}, "cnn_project", "'cnn_project' on a model without a class token"),
-        (REGISTERS, "cnn_add", "without a class token"),
-        ({"patch_drop_rate": 0.5}, "mlp", "found a model with patch dropout, accepted: "),
-    ],
-)
-def test_branches_that_do_not_fit_a_model(backbone: Any, kind: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        with_parts(small(**backbone), exits=heads(kind))
-
-
-def test_register_tokens_are_no_class_token() -> None:
-    """A model with registers alone: `mlp` reads the mean over the patches, as its head does."""
-    tokens = torch.randn(2, 10, 16, requires_grad=True)
-    branch = make_branch("mlp", token_shape(small(**REGISTERS)), 7, SIZES).eval()
-    branch(tokens).square().sum().backward()
-    assert tokens.grad is not None
-    read = tokens.grad.abs().sum(dim=(0, 2)) > 0
-    assert read.tolist() == [False] * 4 + [True] * 6
-
-
-@pytest.mark.parametrize("width", [16, 384, 512])
-def test_heads_of_a_vit_branch_where_the_model_has_no_attention(width: int) -> None:
-    """64 channels a head, as all ViTs have; at least one."""
-    mixer = MlpMixer(img_size=16, patch_size=8, num_blocks=1, embed_dim=width)
-    assert token_shape(mixer).heads == max(1, width // 64)
+def test_layers_of_timm() -> None:
+    """ViT's have biases. ResMLP's start of 1e-4 is for deep stacks: a single layer is whole."""
+    vit: Any = make_branch("vit", SHAPE, 10, SIZES)[0]
+    resmlp: Any = make_branch("resmlp", SHAPE, 10, SIZES)[0]
+    assert vit.attn.qkv.bias is not None
+    assert (resmlp.ls1 == 1).all()
+    assert (resmlp.ls2 == 1).all()
 
 
 # ---- models with exits ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kind", "branch"), all_but_refused(MlpMixer, VisionTransformer, VisionTransformerDistilled)
-)
-def test_all_branches_on_all_families(kind: type, branch: Any) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_exits_on_all_families(family: str) -> None:
     """With exits attached the model's own answer is still timm's, bit for bit; an exit's is its
     branch's on the tokens there.
     """
-    backbone = small(kind)
-    model, batch, route = with_parts(backbone, exits=heads(branch)).eval(), images(), (3, 0, 0, 2)
-    with torch.no_grad():
-        expected = backbone(batch)
-        assert torch.equal(model(batch), expected)
-        assert torch.equal(model(batch, None, [ExitLogits(model)]), expected)
-        answer = model(batch, route, exit=3)
-        assert answer.shape == (6, 7)
-        assert torch.equal(answer, model.exits["3"](model.tokens(batch, route[:3])))
+    backbone, batch, route = small(**FAMILIES[family]), images(), (3, 0, 0, 2)
+    model = with_parts(backbone, exits=heads("cnn_ignore")).eval()
+    expected = backbone(batch)
+    assert torch.equal(model(batch), expected)
+    assert torch.equal(model(batch, None, [ExitLogits(model)]), expected)
+    answer = model(batch, route, exit=3)
+    assert answer.shape == (6, 7)
+    assert torch.equal(answer, model.exits["3"](model.tokens(batch, route[:3])))
+
+
+def test_a_model_that_drops_patches_gets_no_exits() -> None:
+    with pytest.raises(UserError, match="found a model with patch dropout, accepted: "):
+        with_parts(small(patch_drop_rate=0.5), exits=heads())
 
 
 @pytest.mark.parametrize(("route", "exit", "executed"), CASES["executed"])
@@ -261,12 +239,13 @@ def test_states_are_computed_when_asked_for_and_for_those_that_go_on(model: Rout
 
 def test_anytime_answers(model: RoutedModel) -> None:
     batch = images()
-    for depth, logits in anytime(model, batch):
+    answers = dict(anytime(model, batch))
+    assert list(answers) == [1, 3, 4]
+    for depth, logits in answers.items():
         assert torch.equal(logits, model(batch, exit=depth if depth < 4 else None))
-    answers = dict(anytime(model, batch, (3, 1)))
-    assert answers.keys() == {1, 2}
-    assert torch.equal(answers[2], model(batch, (3, 1)))
-    assert [depth for depth, _ in anytime(model, batch)] == [1, 3, 4]
+    route = (3, 1)
+    expected = {1: model(batch, route, exit=1), 2: model(batch, route)}
+    torch.testing.assert_close(dict(anytime(model, batch, route)), expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("route", [None, (2, 3, 1, 0)])

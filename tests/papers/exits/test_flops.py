@@ -1,10 +1,7 @@
 """FLOPs up to an exit: against formulas, real models and branches, and the paper's Table I."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from papers import Variant
@@ -22,7 +19,7 @@ from tests.conftest import cases_of
 TALKING = Variant(route="sequential", talking_heads=True)
 SIZES = BranchSizes(channels=5, hidden=24)
 CASES = cases_of(__file__)
-SMALL = CASES["small"]
+PRESET = ModelPreset(timm="vit_tiny_patch16_224", kwargs=CASES["small"], weights="scratch")
 
 
 def encoder(tokens: int, width: int, hidden: int) -> int:
@@ -76,28 +73,23 @@ def test_flops_of_a_branch_are_the_formulas(
     ],
 )
 def test_flops_up_to_an_exit_are_those_of_a_real_run(timm: str, variant: Variant) -> None:
-    preset = ModelPreset(timm=timm, kwargs=SMALL, weights="scratch")
+    preset = PRESET.model_copy(update={"timm": timm})
     counted = count_exits(preset, 7, BRANCHES, SIZES, variant)
     model = countable(build(preset, 7, variant))
     shape = token_shape(model.backbone)
 
-    def run(depth: int, head: Callable[[Tensor], Tensor]) -> int:
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            head(model.backbone.blocks[:depth](model.embed(torch.zeros(1, 1, 28, 28))))
-        return counter.get_total_flops()
-
     for kind in BRANCHES:
         branch = countable(make_branch(kind, shape, 7, SIZES))
         for depth in (0, 3):
-            assert counted.at(kind, depth) == run(depth, branch), kind
+            with FlopCounterMode(display=False) as counter, torch.no_grad():
+                branch(model.backbone.blocks[:depth](model.embed(torch.zeros(1, 1, 28, 28))))
+            assert counted.at(kind, depth) == counter.get_total_flops(), kind
 
 
 def test_predicted_positions_cost_an_exit_nothing() -> None:
-    preset = ModelPreset(timm="vit_tiny_patch16_224", kwargs=SMALL, weights="scratch")
     predicts = Variant(route="arbitrary", position={"predict": {"token": "mean"}})
-    assert count_exits(preset, 7, ["mlp"], SIZES, predicts) == count_exits(
-        preset, 7, ["mlp"], SIZES
-    )
+    plain = count_exits(PRESET, 7, ["mlp"], SIZES)
+    assert count_exits(PRESET, 7, ["mlp"], SIZES, predicts) == plain
 
 
 def test_the_published_flops() -> None:
@@ -114,7 +106,6 @@ def test_the_published_flops() -> None:
 
 
 def test_a_branch_has_as_many_outputs_as_the_model() -> None:
-    preset = ModelPreset(timm="vit_tiny_patch16_224", kwargs=SMALL, weights="scratch")
-    more = preset.model_copy(update={"num_classes": 70})
-    few, many = (count_exits(each, 7, ["mlp"], SIZES).branches["mlp"] for each in (preset, more))
-    assert many - few == 2 * 24 * 63
+    preset = PRESET.model_copy(update={"num_classes": 70})
+    counted = count_exits(preset, 7, ["mlp"], SIZES)
+    assert counted.branches["mlp"] == 2 * (32 * 24 + 24 * 24 + 24 * 70)

@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -59,7 +60,6 @@ from tests.pipeline.training.test_loop import outcome, run
 
 ignore = Mock()
 Config = Callable[..., TrainConfig]
-JUDGED = ("validation/arbitrary/objective", "validation/arbitrary/loss")
 
 
 def with_exits(config: TrainConfig, **changes: Any) -> TrainConfig:
@@ -144,31 +144,31 @@ def test_layer_wise_steps_share_out_every_parameter(family: str) -> None:
     assert sorted(taken) == sorted(name for name, _ in model.named_parameters())
 
 
-def test_the_kept_epoch_has_the_lowest_objective() -> None:
-    history = []
-    for objective, loss in ((2.0, 1.0), (1.0, 3.0), (3.0, 2.0)):
-        row = {"validation/sequential/objective": objective, "validation/sequential/loss": loss}
-        history.append(row)
-    assert kept_epoch(history, "sequential") == history[1]
-
-
 @pytest.mark.slow
 def test_plateau_and_resuming(
     train_config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rate falls to 0.6 after more than 2 epochs without gain, training ends after 5."""
+    """The rate falls to 0.6 after more than 2 epochs without gain, training ends after 5.
+
+    What gains is the objective. The loss of the last exit alone rises in every epoch.
+    """
     published = {"schedule": "plateau", "plateau_patience": 2, "stop_patience": 5, "lr": 0.001}
     config = with_exits(train_config(epochs=30, batch_size=96, per="sample", **published))
     # A small gain is one, an equal loss is none.
-    losses = [3, 2, 2.5, 1.99999, 2, 1.99999, 3, 2, 2, 2]
+    objectives = [3, 2, 2.5, 1.99999, 2, 1.99999, 3, 2, 2, 2]
 
     def go_on(folder: str, done: int, stop_after: int | None = None) -> list[float]:
-        coming = iter(losses[done:])
-        monkeypatch.setattr(training, "validate", lambda *_: dict.fromkeys(JUDGED, next(coming)))
+        coming = []
+        for epoch, objective in list(enumerate(objectives))[done:]:
+            place = "validation/arbitrary"
+            coming.append({f"{place}/objective": objective, f"{place}/loss": epoch})
+        monkeypatch.setattr(training, "validate", Mock(side_effect=coming))
         return [row["lr"] / 0.001 for row in run(config, prepared, tmp_path / folder, stop_after)]
 
     rates = go_on("whole", 0)
     assert rates == pytest.approx([1.0] * 7 + [0.6] * 2)
+    history = json.loads((tmp_path / "whole" / HISTORY).read_text())
+    assert kept_epoch(history, "arbitrary") == history[5]
     for killed in (6, 9):
         go_on(str(killed), 0, killed)
         torch.rand(5)  # a generator in another state must not matter
@@ -190,11 +190,8 @@ class Bench:
         options |= {"keep": 2, "seed": 0} | SIZES.model_dump() | changes
         tuning = {"optimizer": "adam", "schedule": "plateau", "lr": 1.0, "epochs": 3}
         tuning |= {"stop_patience": 2, "batch_size": 32}
-        fields = run_fields(
-            self.data, self.pico, Variant(route=route), precision="fp32", data_sha256=""
-        )
         return ExitConfig(
-            **fields,
+            **run_fields(self.data, self.pico, Variant(route=route), precision="fp32"),
             seed=0,
             options=BranchTraining.model_validate(options),
             tuning=self.params.finetune.narrow(Optimisation).model_copy(update=tuning),
@@ -213,10 +210,13 @@ class Bench:
         return model, exits.open_parts(config, self.data, model)
 
 
-def results(folder: Path) -> tuple[str, str, dict[str, list]]:
+def arrays_of(folder: Path) -> dict[str, np.ndarray]:
     with np.load(folder / ARRAYS) as arrays:
-        answers = {name: arrays[name].tolist() for name in arrays}
-    return (folder / ROWS).read_text(), sha256(folder / EXIT_WEIGHTS), answers
+        return dict(arrays)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {file.name: sha256(file) for file in folder.iterdir()}
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +243,10 @@ EARLY = list(itertools.product((1, 2, 3), BRANCHES))
 
 
 def test_rows_are_exits_in_every_order(frozen: Path) -> None:
-    """A pruned route of two layers reaches the first two exits alone."""
+    """A pruned route of two layers reaches the first two exits alone.
+
+    Arrays, and what is judged, are of the order that exits were trained in.
+    """
     rows = read_rows(frozen / ROWS)
     assert set(rows["order"]) == set(exits.ORDERS)
     for order, here in rows.groupby("order"):
@@ -251,16 +254,10 @@ def test_rows_are_exits_in_every_order(frozen: Path) -> None:
         if order == "pruned":
             reached = [*EARLY[:14], (2, "final")]
         assert list(zip(here["depth"], here["branch"], strict=True)) == reached
-    others = rows[rows["order"] != "arbitrary"]
-    assert others[["practical", "judge"]].isna().all(axis=None)
+    own = rows["order"] == "arbitrary"
+    assert rows.loc[~own, ["practical", "judge"]].isna().all(axis=None)
     assert rows["mae"].isna().all()
-
-
-def test_arrays_are_of_the_order_that_exits_were_trained_in(frozen: Path) -> None:
-    rows = read_rows(frozen / ROWS)
-    rows = rows[rows["order"] == "arbitrary"]
-    with np.load(frozen / ARRAYS) as file:
-        arrays = dict(file)
+    rows, arrays = rows[own], arrays_of(frozen)
     places = list(zip(arrays["depth"], arrays["branch"], strict=True))
     assert places == [*EARLY, (4, "final")]
     for name, column in (("report", "accuracy"), ("judge", "judge")):
@@ -307,9 +304,9 @@ def test_finished_depths_are_not_trained_again(
         bench.train("stopped")
     real = Mock(side_effect=train_depth)
     monkeypatch.setattr(exits, "train_depth", real)
-    assert results(bench.train("stopped")) == results(frozen)
+    assert digests(bench.train("stopped")) == digests(frozen)
+    assert digests(frozen).keys() == {ROWS, ARRAYS, EXIT_WEIGHTS, EXITS_IN_USE}
     assert [call.args[0] for call in real.call_args_list] == [3]
-    assert not list((bench.folder / "stopped").glob("depth_*"))
 
 
 @pytest.mark.parametrize("order", exits.ORDERS)
@@ -395,8 +392,7 @@ def test_counting_has_an_error_and_no_confidence(
     rows = read_rows(folder / ROWS)
     assert set(rows["branch"]) == {"mlp", "resmlp", "final"}
     assert rows["mae"].between(0, 5, inclusive="neither").all()
-    with np.load(folder / ARRAYS) as file:
-        arrays = dict(file)
+    arrays = arrays_of(folder)
     assert arrays["score_judge"].shape == (3, 10)
     assert arrays["score_report"].shape == (3, 20)
     assert np.isnan(arrays["confidence_judge"]).all()
@@ -405,54 +401,47 @@ def test_counting_has_an_error_and_no_confidence(
     assert errors == pytest.approx(own["mae"].to_numpy(), abs=1e-6)
 
 
-def test_attached_exits_answer_as_the_rows_say(bench: Bench, frozen: Path) -> None:
-    model, parts = bench.open()
-    chosen: dict[int, Any] = {1: "cnn_project", 2: "vit", 3: "mixer"}
-    attach(model, frozen / EXIT_WEIGHTS, chosen, SIZES)
-    batch, labels = parts["report"].split.take(parts["report"].rows)
-    rows = read_rows(frozen / ROWS).set_index(["order", "branch", "depth"])
-    for depth, kind in chosen.items():
-        right = is_right(model(batch, exit=depth), labels).float().mean()
-        expected = rows.loc["sequential", kind, depth]["accuracy"]
-        assert right.item() == pytest.approx(expected, abs=1e-6)
-
-
 @pytest.fixture
 def used(frozen: Path, tmp_path: Path) -> tuple[Path, InUse]:
     """A folder with other exits in use than the stage chose, and what it notes of them."""
     folder = shutil.copytree(frozen, tmp_path / "ls" / "seed_0")
-    places = [BRANCHES.index("vit"), 2 * len(BRANCHES) + BRANCHES.index("mlp"), 21]
-    with np.load(frozen / ARRAYS) as arrays:
-        confidence = arrays["confidence_judge"][places]
-    used = InUse(
+    branches: list[Any] = ["cnn_project", "vit", "mixer", LAST_EXIT]
+    places = [*map(EARLY.index, zip((1, 2, 3), branches, strict=False)), 21]
+    used = InUse.read(frozen)._replace(
         weights_sha256="its own",
-        sizes=SIZES.model_dump(),
-        order="arbitrary",
         places=places,
-        branches=["vit", "mlp", LAST_EXIT],
-        depths=[1, 3, 4],
-        flops=np.array([1.0, 2.0, 3.0]),
-        spent=np.array([1.0, 2.5, 4.0]),
-        accuracy=np.array([0.25, 0.5, 0.75]),
-        confidence=confidence,
+        branches=branches,
+        depths=[1, 2, 3, 4],
+        flops=np.array([10.0, 20.0, 30.0, 40.0]),
+        spent=np.array([10.0, 25.0, 38.0, 50.0]),
+        accuracy=np.array([0.25, 0.5, 0.75, 0.875]),
+        confidence=arrays_of(frozen)["confidence_judge"][places],
     )
     used.write(folder)
     return folder, used
 
 
 def test_exits_put_into_use(bench: Bench, frozen: Path, used: tuple[Path, InUse]) -> None:
-    """Those that the stage chose, with what it noted of them."""
+    """Those that the stage chose, with what it noted of them, answer as when it trained them."""
     folder, noted = used
-    model = bench.open()[0]
+    model, parts = bench.open()
     np.testing.assert_equal(tuple(deploy(model, folder, "its own")), tuple(noted))
-    assert model.exits.keys() == {"1", "3"}
-    other = bench.open()[0]
-    attach(other, frozen / EXIT_WEIGHTS, {1: "vit", 3: "mlp"}, SIZES)
-    batch = torch.rand(3, 1, 28, 28)
-    for depth in (1, 3):
-        assert torch.equal(model(batch, exit=depth), other(batch, exit=depth))
+    assert model.exits.keys() == {"1", "2", "3"}
+    batch, labels = parts["report"].split.take(parts["report"].rows)
+    routes = exits.draw_routes("arbitrary", len(batch), 4, bench.config(), "report")
+    confidence = arrays_of(frozen)["confidence_report"]
+    rows = read_rows(frozen / ROWS).set_index(["order", "branch", "depth"])
+    for depth, kind, place in zip((1, 2, 3), noted.branches, noted.places, strict=False):
+        found = model(batch, routes, exit=depth).softmax(-1).amax(-1)
+        assert found.detach().numpy() == pytest.approx(confidence[place], abs=1e-5)
+        right = is_right(model(batch, exit=depth), labels).float().mean()
+        expected = rows.loc["sequential", kind, depth]["accuracy"]
+        assert right.item() == pytest.approx(expected, abs=1e-6)
+    about = {"branch": "mixer", "depth": 3, "accuracy": 0.75}
+    assert noted.describe(2, tried=False) == about | {"flops": 30}
+    assert noted.describe(2, tried=True) == about | {"flops": 38}
     taken = measure_latency(model, noted.depths, batch[:1])
-    assert taken.shape == (3,)
+    assert taken.shape == (4,)
     assert (taken > 0).all()
 
 
@@ -469,17 +458,13 @@ def test_exits_of_other_weights_are_refused(bench: Bench, used: tuple[Path, InUs
 def test_exits_in_use_are_chosen_on_the_judging_images(bench: Bench, frozen: Path) -> None:
     """The best practical one at each depth that has any, and the model's own head."""
     used = InUse.read(frozen)
-    with np.load(frozen / ARRAYS) as file:
-        arrays = dict(file)
+    arrays = arrays_of(frozen)
     good = practical(arrays["flops"], arrays["score_judge"], noise=0.0)
     good |= arrays["depth"] == 4
     accuracy = arrays["score_judge"].mean(axis=1)
-    best: dict[int, int] = {}
-    for place in np.flatnonzero(good).tolist():
-        depth = int(arrays["depth"][place])
-        if depth not in best or accuracy[place] > accuracy[best[depth]]:
-            best[depth] = place
-    assert dict(zip(used.depths, used.places, strict=True)) == best
+    candidates = pd.DataFrame({"depth": arrays["depth"], "accuracy": accuracy})[good]
+    best = candidates.groupby("depth")["accuracy"].idxmax()
+    assert dict(zip(used.depths, used.places, strict=True)) == best.to_dict()
     chosen = used.places
     assert used.branches == arrays["branch"][chosen].tolist()
     assert used.flops.tolist() == arrays["flops"][chosen].tolist()
@@ -536,9 +521,9 @@ def test_layers_behind_the_first_exit_begin_anew(
     others = load_file(files["a file"])
     assert found.keys() == first.keys()
     for name, tensor in found.items():
-        is_first = name.startswith(LAYER_WISE[0])
-        assert torch.equal(tensor, first[name]) or not is_first, name
-        if not is_first and source:
+        if name.startswith(LAYER_WISE[0]):
+            assert torch.equal(tensor, first[name]), name
+        elif source:
             assert torch.equal(tensor, others[name]), name
-        if name == "blocks.2.mlp.fc1.weight" and not source:
-            assert not torch.equal(tensor, first[name])
+    drawn = "blocks.2.mlp.fc1.weight"
+    assert source or not torch.equal(found[drawn], first[drawn])
