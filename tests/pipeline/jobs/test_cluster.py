@@ -160,7 +160,8 @@ def test_the_driver_is_killed_and_then_a_node(
     run(todo, "cpu", kill, threads=2, engine="ray")
     assert "lost its worker, goes on elsewhere" in capsys.readouterr().out
     assert seen[0] > 3
-    assert seen == list(range(seen[0], 25))  # no epoch was repeated
+    assert seen == sorted(set(seen))  # no epoch was repeated
+    assert seen[-1] == 24
     local = run_here(train_jobs(0, epochs=24), tmp_path, monkeypatch)
     assert [files(todo[0])] == local
 
