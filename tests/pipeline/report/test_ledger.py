@@ -167,6 +167,13 @@ def test_a_committed_ledger_is_what_its_files_give(folder: Path) -> None:
     cells = read_cells(RESULTS / "cells") if folder == RESULTS else None
     assert read_json(folder / "claims.json") == ledger
     assert (folder / "claims.md").read_text() == markdown(ledger, evidence.label, cells)
+    for entry in ledger["claims"]:
+        if entry["verdict"] in (NOT_COMPARABLE, NOT_RUN):
+            assert entry["reason"]
+        else:
+            value = entry["measured"]
+            assert value["low"] <= value["mean"] <= value["high"]
+            assert value["over"] == "images" or value["n"] <= len(cell["seeds"])
     if folder != RESULTS:
         assert folder.name.startswith(f"{cell['dataset']}_{cell['model']}_{cell['scale']}")
         assert "uv run dvc" in (folder / "README.md").read_text()
@@ -285,14 +292,15 @@ def test_the_table_has_the_claims_that_are_asked_for(
     assert "betweenthetworanges" in shown
     cell = f"other with {ledger['model']} at scale {ledger['scale']}"
     for committed, note in (
-        (ledger | {"dataset": "other"}, f"is about {cell}: verdicts are not compared"),
-        (None, "to compare with"),
+        (
+            ledger | {"dataset": "other"},
+            f"the committed ledger is about {cell}: verdicts are not compared",
+        ),
+        (None, "no committed ledger to compare with"),
     ):
         monkeypatch.setattr(check, "other_ledger", Mock(return_value=committed))
         findings = check_ledger(LEDGER, PAPERS, None)
-        assert (findings.problems, findings.compared) == ([], False)
-        (found,) = findings.notes
-        assert found.endswith(f"committed ledger {note}")
+        assert findings == ([], [note], False)
     for name, key in (("exit", "paper"), ("hold", "verdict")):
         with refused(f"--{key}: found '{name}', did you mean '{name}s'"):
             check_ledger(LEDGER, PAPERS, None, **{key: name})

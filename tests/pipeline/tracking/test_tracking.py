@@ -253,6 +253,10 @@ def test_what_several_stages_log_at_once_stands_once(
     for process in processes:
         process.join(120)
         assert process.exitcode == 0
+    client = client_of(local)
+    experiments = [each.experiment_id for each in client.search_experiments()]
+    names = [run.info.run_name or "" for run in client.search_runs(experiments)]
+    assert sorted(names) == ["prune-eval", "test", "test seed 0", "test seed 1"]
     check_store(local)
 
 
