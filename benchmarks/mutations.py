@@ -51,6 +51,15 @@ MODULES = {  # -> the tests whose work it is to find its faults
         "tests/lsvit",
     ),
     "lsvit/position.py": ("tests/lsvit",),
+    "lsvit/shuffled.py": (
+        "tests/lsvit/test_shuffle.py",
+        "tests/lsvit/test_library.py",
+    ),
+    "lsvit/reordered.py": ("tests/lsvit/test_shuffle.py",),
+    "lsvit/evaluation.py": (
+        "tests/lsvit/test_evaluate.py",
+        "tests/lsvit/test_shuffle.py",
+    ),
     "lsvit/taps.py": (
         "tests/lsvit",
         "tests/papers/inversion/test_ablation.py",
@@ -94,6 +103,8 @@ MODULES = {  # -> the tests whose work it is to find its faults
     ),
     "papers/layershuffle/compute/evaluation.py": ("tests/papers/layershuffle",),
     "papers/layershuffle/compute/analysis.py": ("tests/papers/layershuffle",),
+    "papers/exits/compute/counting.py": ("tests/papers/exits/test_counting.py",),
+    "papers/exits/compute/flops.py": ("tests/papers/exits/test_flops.py",),
     "papers/exits/compute/budgets.py": ("tests/papers/exits/test_budgets.py",),
     "papers/exits/compute/dynamic.py": (
         "tests/papers/exits",
@@ -102,6 +113,13 @@ MODULES = {  # -> the tests whose work it is to find its faults
     "papers/exits/compute/frozen.py": ("tests/papers/exits/test_frozen.py",),
     "papers/inversion/compute/ablation.py": ("tests/papers/inversion/test_ablation.py",),
     "papers/inversion/compute/descent.py": ("tests/papers/inversion/test_descent.py",),
+    "papers/inversion/compute/class_images.py": ("tests/papers/inversion",),
+    "papers/nodes/compute/simulation.py": ("tests/papers/nodes",),
+    "papers/nodes/compute/scheduler.py": ("tests/papers/nodes",),
+    "papers/nodes/compute/evaluation.py": ("tests/papers/nodes",),
+    "papers/questions/compute/merging.py": ("tests/papers/questions",),
+    "papers/questions/compute/passes.py": ("tests/papers/questions",),
+    "papers/questions/compute/pruning.py": ("tests/papers/questions",),
     "papers/painters/compute/strategies.py": ("tests/papers/painters",),
     "papers/smoothing/compute/measures.py": ("tests/papers/smoothing/test_measures.py",),
     "pipeline/report/statistics.py": ("tests/pipeline/report/test_statistics.py",),
