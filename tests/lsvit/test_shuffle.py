@@ -279,6 +279,7 @@ def test_in_order_goes_before_shuffling_and_nests() -> None:
     assert shuffled.step == 0
     model(IMAGES)
     assert shuffled.order == drawn(0)
+    assert shuffled.passes == 4
 
 
 def test_two_models_in_one_have_orders_of_their_own() -> None:

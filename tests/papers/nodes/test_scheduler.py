@@ -250,10 +250,11 @@ def test_strict_order_waits_for_a_node_that_rests_where_the_other_one_is_too_lat
 
 
 def test_a_layer_that_ran_after_all_is_not_left_out() -> None:
-    client, _ = two(silent={1: 1.0}, until={1: 50.0})
+    client, _ = two(silent={1: 1.0, 2: 1.0}, until={1: 50.0, 2: 50.0})
     steps = client.journey("partial")
     next(steps)
-    assert steps.send(News(0, (0,), None)).send == Send(2, 2, 3.0)
+    step = steps.send(News(0, (0,), None))
+    assert (step.journey.left_out, step.send) == ((1,), Send(3, 3, 3.0))
     step = steps.send(News(1, (0, 1), None))  # late, from whom it was sent to before
     assert step.journey == Journey("partial", 32.0, (0, 1))
 
@@ -280,16 +281,43 @@ def test_what_a_client_accepts(heard: list[Any], accepted: bool) -> None:
         assert client.accepts(step, Send(*heard)) == accepted
 
 
+def test_of_two_nodes_news_of_both_counts() -> None:
+    client = Client([[0], [1]], SERVICE, lambda: 0.0, np.random.default_rng(0))
+    step = Step(Journey("any", 8.0), Send(0, 0, 3.0), 3.0)
+    assert client.accepts(step, News(0, (0,), Send(1, 1, 3.0)))
+
+
 # ---- simulated nodes ----
 
 
-def run(policy: Policy, fault: Fault, key: int = 0, copies: int = 1, in_flight: int = 8) -> Run:
-    return simulate(LAYERS, copies, LAYERS, 40, in_flight, policy, SERVICE, fault, key)
+def run(
+    policy: Policy,
+    fault: Fault,
+    key: int = 0,
+    copies: int = 1,
+    in_flight: int = 8,
+    options: Service = SERVICE,
+) -> Run:
+    return simulate(LAYERS, copies, LAYERS, 40, in_flight, policy, options, fault, key)
 
 
 def test_equal_draws_give_equal_journeys() -> None:
     fault = Fault(away=0.3, lost=0.05)
     assert run("any", fault) == run("any", fault) != run("any", fault, key=1)
+
+
+@pytest.mark.parametrize("policy", ["strict", "partial", "any"])
+def test_with_times_an_eighth_as_long_all_is_over_in_an_eighth(policy: Policy) -> None:
+    """No second is built in. An eighth is exact in floating point."""
+    fault = Fault(away=0.3, lost=0.05, slow=3.0)
+    far = {"hop": 0.25, "spread": 0.3, "handling": 0.125}
+    short = {name: value / 8 for name, value in far.items() if name != "spread"}
+    slow = run(policy, fault, options=SERVICE.model_copy(update=far))
+    fast = run(policy, fault, options=SERVICE.model_copy(update=far | short | {"service": 0.125}))
+    eighths = [
+        answer._replace(begun=answer.begun / 8, ended=answer.ended / 8) for answer in slow.answers
+    ]
+    assert fast.answers == eighths
 
 
 @pytest.mark.parametrize("policy", ["strict", "partial", "any"])

@@ -1,6 +1,7 @@
 """Metrics, merges and pruned models by hand; jobs, rows and figures; wrong parameters."""
 
 import itertools
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,29 @@ def test_influence_of_a_block_that_does_nothing_is_0(pruner: Pruner) -> None:
     assert influence[[1, 3, 4]].abs().max() < 1e-6
     assert influence[5].item() == pytest.approx(2)
     assert influence[[0, 2]].min() > 1e-4
+
+
+def test_similarity_is_the_mean_over_tokens_of_their_cosines(pruner: Pruner) -> None:
+    total = 0.0
+    for before, after, *_ in pruner.states(pruner.blocks):
+        lengths = before.norm(dim=-1) * after.norm(dim=-1)
+        total += ((before * after).sum(-1) / lengths).mean(1).sum().item()
+    assert pruner.similarity[0, 1].item() == pytest.approx(total / len(pruner.images), abs=1e-6)
+
+
+def test_those_layers_merge_after_which_the_last_tokens_are_most_alike(pruner: Pruner) -> None:
+    """Of five the third and the fourth, which do nothing: they become the fourth."""
+    first, second = pruner.blocks[0], pruner.blocks[2]
+    idle: Any = deepcopy(first)
+    for layer in (idle.attn.proj, idle.mlp.fc2):
+        nn.init.zeros_(layer.weight)
+        nn.init.zeros_(layer.bias)
+    pruner.blocks = [first, second, idle, deepcopy(idle), deepcopy(first)]
+    nn.init.ones_(pruner.blocks[3].get_parameter("norm1.weight"))
+    merged = pruner.merge_most_alike(pruner.blocks, 2)
+    assert [*merged[:2], merged[3]] == [first, second, pruner.blocks[4]]
+    wanted = pruner.blocks[3].state_dict()
+    assert all(torch.allclose(merged[2].state_dict()[name], wanted[name]) for name in wanted)
 
 
 def test_layers_that_are_left(pruner: Pruner) -> None:
