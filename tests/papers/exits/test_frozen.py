@@ -3,7 +3,9 @@
 import itertools
 import json
 import shutil
+import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -17,12 +19,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from lsvit.routed import RoutedModel
+from lsvit.routes import Route
 from lsvit.weights import save_weights
 from papers import Variant
 from papers.exits.compute import frozen as exits
 from papers.exits.compute.budgets import practical
 from papers.exits.compute.counting import write_canvases
-from papers.exits.compute.dynamic import attach, deploy, measure_latency
+from papers.exits.compute.dynamic import ROUNDS, attach, check_routes, deploy, measure_latency
 from papers.exits.compute.flops import count_exits, write_flops
 from papers.exits.compute.in_use import InUse
 from papers.exits.compute.steps import join
@@ -440,9 +443,40 @@ def test_exits_put_into_use(bench: Bench, frozen: Path, used: tuple[Path, InUse]
     about = {"branch": "mixer", "depth": 3, "accuracy": 0.75}
     assert noted.describe(2, tried=False) == about | {"flops": 30}
     assert noted.describe(2, tried=True) == about | {"flops": 38}
+    ran: list[int] = []
+    for block in model.backbone.blocks:
+        block.register_forward_hook(lambda *_: ran.append(1))
+    start = time.perf_counter()
     taken = measure_latency(model, noted.depths, batch[:1])
     assert taken.shape == (4,)
     assert (taken > 0).all()
+    assert taken.sum() < 1000 * (time.perf_counter() - start)
+    assert len(ran) == ROUNDS * sum(noted.depths)  # none runs beyond the exit that is timed
+
+
+@pytest.mark.parametrize(
+    ("order", "routes", "average", "accepted"),
+    [
+        ("arbitrary", [(2, 0, 1, 3)], True, None),
+        ("arbitrary", [(2, 0, 1, 3)] * 2, True, "--order arbitrary --orders 1"),
+        ("arbitrary", [(0, 1, 2, 3)], True, "--order arbitrary --orders 1"),
+        ("sequential", [(0, 1, 2, 3)], True, None),
+        ("sequential", [(2, 0, 1, 3)], True, "--order sequential --orders 1"),
+        ("sequential", [(2, 0, 1, 3)] * 2, False, None),
+        ("sequential", [(0, 1, 2)], False, "4, the depth of the last exit"),
+    ],
+)
+def test_routes_that_exits_are_used_on(
+    used: tuple[Path, InUse],
+    order: str,
+    routes: list[Route],
+    average: bool,
+    accepted: str | None,
+) -> None:
+    """A threshold for the average is that of one route, in the order it is calibrated for."""
+    deployed = used[1]._replace(order=order)
+    with pytest.raises(UserError, match=f"accepted: {accepted}") if accepted else nullcontext():
+        check_routes(deployed, routes, average)
 
 
 def test_exits_of_other_weights_are_refused(bench: Bench, used: tuple[Path, InUse]) -> None:

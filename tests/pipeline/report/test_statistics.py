@@ -43,6 +43,13 @@ def test_holm() -> None:
     assert holm([]) == []
 
 
+@pytest.mark.parametrize(("border", "n"), [(2.09, 4), (2.07, 5)])
+def test_few_seeds_have_few_degrees_of_freedom(border: float, n: int) -> None:
+    """Of a table of Student's t, 3 df: (3.1824 + 0.9785) / sqrt(4) = 2.080."""
+    interval = estimate([-1.0, 0.0, 1.0])
+    assert n_to_decide(interval, border) == n
+
+
 def test_seeds_that_would_decide() -> None:
     """Of 4,000 experiments with so many seeds four of five intervals leave the border out."""
     interval = estimate([0.0, 1.0, 2.0])
