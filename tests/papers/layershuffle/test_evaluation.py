@@ -322,7 +322,7 @@ def test_samplers_are_of_the_variants_asked_for(params: Params) -> None:
 
 
 @torch.no_grad()
-def test_a_score_has_the_means_of_every_exit(
+def test_a_score_has_the_means_of_every_answer(
     configured: Configured, opened: Opened, pico: ModelPreset
 ) -> None:
     _, split, execution = opened(configured())
@@ -331,9 +331,10 @@ def test_a_score_has_the_means_of_every_exit(
     route = (2, 0, 3)
     result = score(model, split, OneRoute(route), 16, execution)
     images, labels = split.take(slice(0, len(split)))
-    for depth in (1, 3):
+    means = {None: (result.loss, result.accuracy)} | result.exits
+    for depth in (None, 1, 3):
         answers = model(images, route, exit=depth)
-        loss, accuracy = result.exits[depth]
+        loss, accuracy = means[depth]
         assert loss == pytest.approx(task_loss(answers, labels).item(), rel=1e-5)
         assert accuracy == is_right(answers, labels).double().mean().item()
 
