@@ -1,15 +1,16 @@
 """Which faults, planted at random in the modules that results depend on, the tests of these modules
 find.
 
-    uv run python benchmarks/mutations.py [--count 300] [--seed 0]     adds a run to
-    benchmarks/mutations.json uv run python benchmarks/mutations.py --again
-    plants once more what was not found, but for what has a reason
+    uv run python benchmarks/mutations.py [--count 300] [--seed 0]
+        adds a run to benchmarks/mutations.json
+    uv run python benchmarks/mutations.py --again
+        plants once more what was not found, but for what has a reason
 
 A fault changes one operator, number, truth value, keyword or statement. A process that has imported
-torch forks for each of them and runs the tests named below, slow ones too, until one fails or
-SLOWER times what they take without a fault has passed, which counts as
-found: a fault may loop. What was not found is listed; whoever has looked at it, and seen that no
-result changes, writes beside it, by hand, `why`.
+torch forks for each of them and runs the tests named below, slow ones too. They find it if one of
+them fails, or if they take SLOWER times what they take without a fault: a fault may loop. What was
+not found is listed. Whoever has looked at it, and seen that no result changes, writes beside it, by
+hand, `why`.
 """
 
 import argparse
