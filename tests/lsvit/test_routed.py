@@ -16,7 +16,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 import lsvit
-from lsvit.position import Position, Predict
+from lsvit.position import Position, Predict, position_loss
 from lsvit.routed import RoutedModel
 from lsvit.taps import PositionLogits
 from lsvit.weights import load_weights, save_weights
@@ -256,6 +256,9 @@ def test_position_prediction(pico: ModelPreset, token: str) -> None:
     for logits, layer, state in zip(positions.logits, route, states, strict=True):
         read = state.mean(1) if token == "mean" else state[:, 0]
         assert torch.equal(logits, model.position["predict"].heads[layer](read))
+    position_loss(positions.logits).backward()  # the blocks learn from it too
+    for layer in route:
+        assert model.backbone.blocks[layer].mlp.fc2.weight.grad.any()
 
 
 def test_class_token_prediction_needs_a_class_token() -> None:
