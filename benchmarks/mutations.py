@@ -234,7 +234,9 @@ def outcome(copy: Path, tests: tuple[str, ...], limit: int = 3600) -> str:
             os.dup2(nowhere.fileno(), 1)
             os.dup2(nowhere.fileno(), 2)
         import pytest
+        import torch
 
+        torch.set_num_threads(1)  # not before the fork, which breaks torch's pool of threads
         os._exit(
             int(
                 pytest.main(["-x", "-q", "-n0", "-p", "no:cacheprovider", "--assert=plain", *tests])
@@ -282,9 +284,6 @@ def plant_all(drawn: list[tuple[Fault, str]]) -> list[dict[str, Any]]:
     """What came of each fault; two processes side by side."""
     for name in ("matplotlib.pyplot", "pandas", "scipy.stats", "timm", "transformers"):
         importlib.import_module(name)  # once, for all children
-    import torch
-
-    torch.set_num_threads(1)
     context = get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         drawn = sorted(drawn)  # by file: each process runs the tests of its files alone

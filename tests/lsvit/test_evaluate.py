@@ -73,8 +73,10 @@ def test_modes_and_shuffling_stay() -> None:
 
 @pytest.mark.parametrize("classes", [5, 6])
 def test_the_table_has_top_5_from_six_classes_on(classes: int, printed: Printed) -> None:
-    lsvit.evaluate(small(num_classes=classes), [(images(4), torch.arange(4))], keep=())
+    model = small(num_classes=classes)
+    scores = lsvit.evaluate(model, [(images(4), torch.arange(4))], keep=())
     assert ("top-5" in printed()) == (classes > 5)
+    assert [score.orders for score in scores] == [1, 20]
 
 
 def test_a_transformers_model_and_its_batches() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,6 +60,23 @@ def test_a_canvas_depends_on_the_seed_and_its_place_alone(
     others = write_canvases(source, OPTIONS.model_copy(update={"seed": 1}), tmp_path)
     assert others["sha256"] != known["sha256"]
     assert not np.array_equal(read(tmp_path, "train")[1], labels)
+
+
+def test_the_name_of_canvases_tells_pixels_that_have_the_same_moments(tmp_path: Path) -> None:
+    """Of images and of the same mirrored; with one object at most, none hides another."""
+    options = OPTIONS.model_copy(update={"most": 1})
+    images = np.zeros((10, 8, 8), np.uint8)
+    images[:, :, :4] = 200
+    found: list[dict[str, Any]] = []
+    for turned in (images, images[:, :, ::-1]):
+        folder = write_source(tmp_path / str(len(found)))
+        for split in GREYS:
+            write_arrow(folder / f"{split}.arrow", (8, 8), [Arrays(turned, np.arange(10))])
+        found.append(write_canvases(folder, options, folder / "out"))
+    first, second = found
+    assert first["mean"] == second["mean"]
+    assert first["std"] == second["std"]
+    assert first["sha256"] != second["sha256"]
 
 
 def test_labels(canvases: Path) -> None:

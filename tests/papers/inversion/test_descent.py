@@ -541,6 +541,7 @@ def test_measure_of_class_images(prepared: Path, tmp_path: Path) -> None:
     expected = maximise(model, own, (1, 28, 28), 10, options, 0)
     probability, _ = rate(model, own, expected)
     for outcome in (judged, alone):
+        assert list(outcome.rows) == ["class", "probability", "judge_probability", "judge_sees"]
         assert outcome.arrays["classes"].tolist() == outcome.rows["class"].tolist() == classes
         assert np.allclose(outcome.arrays["images"], expected, atol=2e-3)
         assert np.allclose(outcome.rows["probability"], probability, rtol=1e-3)

@@ -1,6 +1,7 @@
 """Metrics, merges and pruned models by hand; jobs, rows and figures; wrong parameters."""
 
 import itertools
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import nn
 
+from lsvit.routed import RoutedModel
+from lsvit.routes import OneRoute, Route, evaluation_routes
 from papers.questions.compute import merging, passes, pruning
 from papers.questions.compute.confidence import area_under_rejection, calibration_error, judge
 from papers.questions.compute.merging import merge
@@ -28,10 +32,12 @@ from papers.questions.section import (
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import PLAIN
+from pipeline.data.splits import Split
 from pipeline.errors import UserError
 from pipeline.jobs.files import sha256
 from pipeline.models.weights import build
-from pipeline.training.scoring import open_model, open_split
+from pipeline.training.devices import Execution
+from pipeline.training.scoring import open_model, open_split, score
 from tests.conftest import cases_of, run_fields
 from tests.papers.conftest import Evaluated
 
@@ -39,6 +45,21 @@ CASES = cases_of(__file__)
 PASSES = Passes.model_validate(CASES["passes"])
 MERGES = Merges.model_validate(CASES["merges"])
 PRUNING = Pruning.model_validate(CASES["pruning"])
+Opened = Callable[..., tuple[RoutedModel, Split, Execution]]
+
+
+@pytest.fixture
+def opened(six: ModelPreset, prepared: Path, six_weights: Path) -> Opened:
+    """Opens the model of :func:`evaluated` and the first 20 images of a split."""
+
+    def open_both(
+        kind: Any, options: Any, source: str = "validation"
+    ) -> tuple[RoutedModel, Split, Execution]:
+        config = kind(**run_fields(prepared, six, PLAIN, precision="fp32", options=options))
+        model, execution = open_model(config, prepared, six_weights)
+        return model, open_split(config, prepared, source, model, 20), execution
+
+    return open_both
 
 
 # ---- confidence ----
@@ -85,10 +106,10 @@ def test_only_wrong_answers_are_mended() -> None:
 
 
 def test_the_held_out_order_is_tried_on_other_images() -> None:
-    """Order 0 is best on even images, order 1 on odd ones: both fail on the others."""
-    answers = np.array([[0, 1, 0, 1], [1, 0, 1, 0]])
+    """Order 0 is best on even images: half of the odd ones. Order 1 on odd ones: no even one."""
+    answers = np.array([[0, 0, 0, 1], [1, 0, 1, 0]])
     rows = held_out(answers, np.zeros(4, dtype=int))
-    assert [value for *_, value in rows] == [0.5, 0]
+    assert rows == [("held_out", 2, "single", 5 / 8), ("held_out", 2, "some", 1 / 4)]
 
 
 # ---- passes ----
@@ -112,16 +133,60 @@ def test_dropout_is_on_within_the_block_alone(six: ModelPreset) -> None:
     assert torch.equal(before, model(images))
 
 
-def test_rows_of_passes(evaluated: Evaluated) -> None:
+def test_digits_have_the_range_of_the_images(opened: Opened) -> None:
+    """From 0 to 16, spread over 0 to 255, then shifted and scaled as the split's pixels."""
+    _, split, _ = opened(PassesConfig, PASSES)
+    found = passes.digits(split, 5)
+    assert found.shape == (5, 1, split.resize.crop, split.resize.crop)
+    pixels = (found - split.shift) / split.scale
+    assert pixels.min().item() == pytest.approx(0, abs=1e-3)
+    assert pixels.max().item() == pytest.approx(255, rel=0.05)
+    assert pixels[3].mean() == pytest.approx(255 / 16 * load_digits().images[3].mean(), rel=0.05)
+
+
+@torch.inference_mode()
+def test_rows_of_passes(evaluated: Evaluated, opened: Opened) -> None:
+    """Means of probabilities over the first passes, judged; answers of orders and short routes."""
     _, rows = evaluated(passes, PassesConfig, PASSES)
-    numbers = rows.set_index(["way", "measure", "count"])["value"].sort_index()
-    assert list(numbers.loc["dropout", "accuracy"].index) == [1, 2, 3]
-    assert list(numbers.loc["one", "auroc"].index) == [1]
     assert (rows["images"] == 20).all()
-    assert numbers.loc["mend", "some"].is_monotonic_increasing
-    assert numbers.loc["shortest", "some"].is_monotonic_increasing
-    assert numbers["shorter", "single", 2] <= numbers["shorter", "some", 2]
-    assert rows["value"].between(0, 1).all()
+    model, split, _ = opened(PassesConfig, PASSES)
+    images, labels = split.take(slice(0, 20))
+    others = passes.digits(split, 20)
+    targets = labels.numpy()
+    first = model(images).argmax(1).numpy()
+
+    def answers_of(routes: Iterable[Route]) -> np.ndarray:
+        return np.stack([model(images, route).argmax(1).numpy() for route in routes])
+
+    expected: list[Any] = []
+    ways = routes_of(6, PASSES)
+    for way in ("one", "orders", "drop"):
+        for count in range(1, len(ways[way]) + 1):
+            means = []
+            for part in (images, others):
+                every = [model(part, route).softmax(1) for route in ways[way][:count]]
+                means.append(torch.stack(every).double().mean(0).numpy())
+            found = judge(means[0], means[1], targets)
+            expected += [(way, count, *pair) for pair in found.items()]
+    orders = answers_of(ways["orders"])
+    for count in (1, 2, 3):
+        expected += mended("mend", count, orders[:count], first, targets)
+    expected += held_out(orders, targets)
+    every_label = np.ones((20, 10), dtype=bool)
+    up_to = np.empty((0, 20), dtype=int)
+    for keep in (2, 4):
+        answers = answers_of(evaluation_routes(6, keep, "sequential", 3, 0))
+        up_to = np.concatenate([up_to, answers])
+        expected += tried("shorter", keep, answers, targets, every_label)
+        expected += tried("shortest", keep, up_to, targets, every_label)
+        expected += mended("mend_shorter", keep, up_to, first, targets)
+    numbers = rows.set_index(["way", "count", "measure"])["value"]
+    assert len(numbers) == len(expected) + 3 * 4  # and those of three passes with dropout
+    for way, count, measure, value in expected:
+        assert numbers[way, count, measure] == pytest.approx(value, abs=2e-6), (way, count, measure)
+    dropout = numbers["dropout"].unstack()
+    assert list(dropout.index) == [1, 2, 3]
+    assert (dropout.nunique() > 1).any()  # each pass draws anew
 
 
 # ---- merges ----
@@ -187,15 +252,12 @@ class Turn(nn.Module):
 
 
 @pytest.fixture
-def pruner(six: ModelPreset, prepared: Path, six_weights: Path) -> Pruner:
+def pruner(opened: Opened) -> Pruner:
     """Of a model whose layers 1, 3 and 4 do nothing, and layer 5 turns tokens."""
-    fields = run_fields(prepared, six, PLAIN, precision="fp32", options=PRUNING)
-    config = PruningConfig(**fields)
-    model, execution = open_model(config, prepared, six_weights)
+    model, images, execution = opened(PruningConfig, PRUNING, "train")
     for layer in (1, 3, 4):
         model.backbone.blocks[layer] = nn.Identity()
     model.backbone.blocks[5] = Turn()
-    images = open_split(config, prepared, "train", model, 20)
     return Pruner(model, images, PRUNING, execution)
 
 
@@ -237,6 +299,34 @@ def test_layers_that_are_left(pruner: Pruner) -> None:
     (left,) = dict(pruner.prune("influence"))[4]
     assert {0, 2, 5} <= {blocks.index(block) for block in left}
     assert len(dict(pruner.prune("random"))[2]) == 3
+    for keep, (left,) in pruner.prune("patch"):
+        assert [isinstance(block, nn.Linear) for block in left].count(True) == 1
+        assert len(left) == keep + 1
+
+
+@torch.inference_mode()
+def test_cosines_of_the_last_tokens_choose_what_merges(pruner: Pruner) -> None:
+    """Of ten models, with blocks drawn anew."""
+    images, _ = pruner.images.take(slice(0, 20))
+    for seed in range(10):
+        torch.manual_seed(seed)
+        blocks = [deepcopy(pruner.blocks[0]) for _ in range(4)]
+        for numbers in itertools.chain(*(block.parameters() for block in blocks)):
+            numbers.normal_(std=0.3)
+        pruner.blocks = blocks
+        merges = [[*blocks[:i], collapse(blocks[i : i + 2]), *blocks[i + 2 :]] for i in range(3)]
+        state = pruner.model.backbone.patch_embed(images)
+        state = pruner.model.backbone._pos_embed(state)
+        ends = [nn.Sequential(*each)(state) for each in (blocks, *merges)]
+        lengths = [end.norm(dim=2) for end in ends]
+        alike = [
+            ((ends[0] * end).sum(2) / lengths[0] / length).mean().item()
+            for end, length in zip(ends[1:], lengths[1:], strict=True)
+        ]
+        best = merges[int(np.argmax(alike))]
+        merged = pruner.merge_most_alike(blocks, 2)
+        assert [block in blocks for block in merged] == [block in blocks for block in best]
+    assert [len(left) for _, (left,) in pruner.prune("laco")] == [4, 2]
 
 
 def test_a_patch_replaces_layers_that_do_nothing_by_identity(pruner: Pruner) -> None:
@@ -247,8 +337,10 @@ def test_a_patch_replaces_layers_that_do_nothing_by_identity(pruner: Pruner) -> 
     assert torch.allclose(patch.weight, torch.eye(len(patch.weight)), atol=1e-3)
 
 
-def test_rows_of_pruning(six: ModelPreset, evaluated: Evaluated, tmp_path: Path) -> None:
-    """Every way keeps so many layers; weights of those that can be trained on load."""
+def test_rows_of_pruning(
+    six: ModelPreset, evaluated: Evaluated, opened: Opened, tmp_path: Path
+) -> None:
+    """Every way keeps so many layers; the best model that can be trained on is there."""
     _, rows = evaluated(pruning, PruningConfig, PRUNING)
     numbers = rows.set_index(["measure", "way", "count"])["value"].sort_index()
     for way in (*PRUNING.ways, "chosen"):
@@ -257,10 +349,14 @@ def test_rows_of_pruning(six: ModelPreset, evaluated: Evaluated, tmp_path: Path)
     assert flops["greedy", 2] < flops["patch", 2] < flops["first", 4]
     losses = numbers.loc["calibration_loss"].drop("random").unstack("way")
     best = losses.idxmin(axis=1)
+    _, images, execution = opened(PruningConfig, PRUNING, "train")
     for keep in (2, 4):
         assert numbers["accuracy", "chosen", keep] == numbers["accuracy", best[keep], keep]
         variant = PLAIN.model_copy(update={"layers": keep})
-        build(six, 10, variant, tmp_path / f"pruned_{keep}.safetensors")
+        kept = build(six, 10, variant, tmp_path / f"pruned_{keep}.safetensors")
+        found = score(kept, images, OneRoute(tuple(range(keep))), 16, execution)
+        least = losses.drop(columns="patch").loc[keep].min()
+        assert found.loss == pytest.approx(least, abs=2e-6)
 
 
 # ---- jobs, figures, parameters ----

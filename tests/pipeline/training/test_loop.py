@@ -162,6 +162,14 @@ def test_schedules(params: Any, schedule: str, expected: list[float]) -> None:
     assert rates_of(options, len(expected)) == pytest.approx(expected, abs=1e-5)
 
 
+def test_a_warm_up_rises_to_the_rate_and_a_half_cosine_falls(params: Any) -> None:
+    """Two epochs each of two steps; the first one has a fifth of the rate."""
+    changes = {"schedule": "cosine", "lr": 1.0, "epochs": 4, "warmup_epochs": 2}
+    expected = [0.2, 0.4, 0.6, 0.8, 1, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2]
+    rates = rates_of(params.finetune.model_copy(update=changes), 8)
+    assert rates == pytest.approx(expected)
+
+
 def test_a_plateau_lowers_the_rate_after_its_patience(params: Any) -> None:
     changes = {"schedule": "plateau", "lr": 1.0, "plateau_patience": 2, "plateau_factor": 0.5}
     options = params.finetune.model_copy(update=changes)
