@@ -121,6 +121,20 @@ def test_per_sample_routes() -> None:
         assert (row[len(route) :] == -1).all()
 
 
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ([[0.0, 1.0]], r"found float64 \(1, 2\), accepted: integers \(samples, length\)"),
+        ([0, 1], r"found int64 \(2,\), accepted: integers \(samples, length\)"),
+        ([[0, 1], [-1, -1]], "-1 before a layer or an empty route"),
+        ([[0, -1, 1]], "-1 before a layer or an empty route"),
+    ],
+)
+def test_tables_that_are_no_routes(table: list[Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"per-sample routes: .*{message}"):
+        RouteTable(np.array(table))
+
+
 @pytest.mark.parametrize(("num_layers", "keep"), [(3, 3), (12, 3), (12, 12), (6, 1)])
 @pytest.mark.parametrize("order", ["sequential", "arbitrary"])
 def test_evaluation_routes(num_layers: int, keep: int, order: Any) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from lsvit.routed import RoutedModel
 from lsvit.taps import ExitLogits
-from papers.exits.branches import make_branch
+from papers.exits.branches import Pool, make_branch
 from papers.exits.compute.dynamic import anytime, leave_early
 from papers.exits.section import BRANCHES, BranchSizes, ExitHeads
 from papers.exits.training import exit_objective
@@ -60,6 +60,13 @@ def count_calls(model: RoutedModel) -> list[tuple[str, int]]:
 
 
 # ---- branches ------------------------------------------------------------------------------------
+
+
+def test_pools() -> None:
+    tokens = torch.randn(2, 5, 3)
+    assert torch.equal(Pool("token")(tokens), tokens[:, 0])
+    assert torch.allclose(Pool("avg")(tokens), tokens.mean(1))
+    assert torch.allclose(Pool("avg", 2)(tokens), tokens[:, 2:].mean(1))
 
 
 @pytest.mark.parametrize("kind", BRANCHES)
