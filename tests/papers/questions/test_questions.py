@@ -340,6 +340,20 @@ def test_cosines_of_the_last_tokens_choose_what_merges(pruner: Pruner) -> None:
     assert [len(left) for _, (left,) in pruner.prune("laco")] == [4, 2]
 
 
+def test_four_layers_at_most_become_one(pruner: Pruner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in LaCo; fewer where more would leave too few."""
+    counts = []
+
+    def merge_first(blocks: list[nn.Module], count: int) -> list[nn.Module]:
+        counts.append(count)
+        return blocks[count - 1 :]
+
+    monkeypatch.setattr(pruner, "merge_most_alike", merge_first)
+    pruner.blocks = [nn.Identity() for _ in range(12)]
+    assert [(keep, len(left)) for keep, (left,) in pruner.prune("laco")] == [(4, 4), (2, 2)]
+    assert counts == [4, 4, 3, 3]
+
+
 def test_a_patch_replaces_layers_that_do_nothing_by_identity(pruner: Pruner) -> None:
     blocks = pruner.blocks
     patched: Any = pruner.patch(2)
