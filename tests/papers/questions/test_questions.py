@@ -340,6 +340,19 @@ def test_cosines_of_the_last_tokens_choose_what_merges(pruner: Pruner) -> None:
     assert [len(left) for _, (left,) in pruner.prune("laco")] == [4, 2]
 
 
+def test_greedy_leaves_out_one_layer_after_another(pruner: Pruner) -> None:
+    """The one without which the loss is least."""
+    left = pruner.blocks
+    by_keep = {}
+    while len(left) > 2:
+        fewer = [[block for block in left if block is not out] for out in left]
+        losses = [pruner.run(blocks, pruner.images).loss for blocks in fewer]
+        left = fewer[int(np.argmin(losses))]
+        by_keep[len(left)] = left
+    for keep, (found,) in pruner.prune("greedy"):
+        assert found == by_keep[keep]
+
+
 def test_four_layers_at_most_become_one(pruner: Pruner, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in LaCo; fewer where more would leave too few."""
     counts = []
