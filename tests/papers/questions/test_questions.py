@@ -14,7 +14,16 @@ from torch import nn
 from torchvision.transforms.v2.functional import resize
 
 from lsvit.routed import RoutedModel
-from lsvit.routes import OneRoute, Route, evaluation_routes
+from lsvit.routes import (
+    OneRoute,
+    Route,
+    RouteTable,
+    arbitrary,
+    evaluation_routes,
+    generator,
+    per_sample,
+)
+from lsvit.weights import save_weights
 from papers.questions.compute import merging, passes, pruning
 from papers.questions.compute.confidence import area_under_rejection, calibration_error, judge
 from papers.questions.compute.merging import merge
@@ -232,6 +241,31 @@ def test_rows_of_merges(evaluated: Evaluated, six_weights: Path) -> None:
     counts = ways["count"].agg(list).to_dict()
     assert counts == {"arbitrary": [1, 2, 3], "sequential": [1, 2, 3]}
     assert (ways["value"].nunique() == 1).all()
+
+
+def test_rows_are_means_over_merges(
+    six: ModelPreset, evaluated: Evaluated, opened: Opened, six_weights: Path, tmp_path: Path
+) -> None:
+    """Of different trainings; each merge takes each layer from a random one of the first ones."""
+    files = [six_weights, tmp_path / "1.safetensors", tmp_path / "2.safetensors"]
+    for seed, file in enumerate(files[1:], 1):
+        torch.manual_seed(seed)
+        save_weights(build(six, 10), file)
+    others = {"weights_1": files[1], "weights_2": files[2]}
+    _, rows = evaluated(merging, MergesConfig, MERGES, **others)
+    numbers = rows.set_index(["way", "count"])["value"]
+    members = [build(six, 10, weights=file).state_dict() for file in files]
+    model, split, execution = opened(MergesConfig, MERGES)
+    table = per_sample(arbitrary, generator("merged orders", MERGES.seed), 6, 20)
+    routes = {"sequential": OneRoute(tuple(range(6))), "arbitrary": RouteTable(table)}
+    for count, way in itertools.product((1, 2, 3), routes):
+        accuracies = []
+        for draw in range(2 if count > 1 else 1):
+            rng = generator("merge", MERGES.seed, count, draw)
+            merged = merge(members[:count], rng.integers(count, size=6).tolist(), "first")
+            model.load_state_dict(merged)
+            accuracies.append(score(model, split, routes[way], 16, execution).accuracy)
+        assert numbers[way, count] == pytest.approx(np.mean(accuracies), abs=1e-6)
 
 
 # ---- pruning ----
