@@ -17,6 +17,7 @@ from lsvit.routed import RoutedModel
 from lsvit.routes import (
     OneRoute,
     Route,
+    Routes,
     RouteTable,
     arbitrary,
     evaluation_routes,
@@ -255,9 +256,12 @@ def test_rows_are_means_over_merges(
     _, rows = evaluated(merging, MergesConfig, MERGES, **others)
     numbers = rows.set_index(["way", "count"])["value"]
     members = [build(six, 10, weights=file).state_dict() for file in files]
-    model, split, execution = opened(MergesConfig, MERGES)
+    model, split, execution = opened(PassesConfig, PASSES)
     table = per_sample(arbitrary, generator("merged orders", MERGES.seed), 6, 20)
-    routes = {"sequential": OneRoute(tuple(range(6))), "arbitrary": RouteTable(table)}
+    routes: dict[str, Routes] = {
+        "sequential": OneRoute(tuple(range(6))),
+        "arbitrary": RouteTable(table),
+    }
     for count, way in itertools.product((1, 2, 3), routes):
         accuracies = []
         for draw in range(2 if count > 1 else 1):
