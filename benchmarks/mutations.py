@@ -46,6 +46,7 @@ MODULES = {  # -> the tests whose work it is to find its faults
     "lsvit/routed.py": (
         "tests/lsvit",
         "tests/papers/painters/test_painters.py",
+        "tests/papers/exits/test_branches.py",
     ),
     "lsvit/stacked.py": (
         "tests/lsvit/test_latin.py",

@@ -149,6 +149,8 @@ def test_evaluation_routes(num_layers: int, keep: int, order: Any) -> None:
         assert all(isinstance(layer, int) for layer in route)
         assert order == "arbitrary" or list(route) == sorted(route)
     assert evaluation_routes(num_layers, keep, order, 20, 0) == routes
+    if len(routes) < 20:
+        assert evaluation_routes(num_layers, keep, order, len(routes), 0) == routes
 
 
 @pytest.mark.parametrize(

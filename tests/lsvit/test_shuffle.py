@@ -186,9 +186,9 @@ def test_a_sampler_of_ones_own() -> None:
 
 def test_latin_orders_equal_those_of_the_routed_model() -> None:
     model = small().train()
-    routes = latin(lsvit.generator("shuffle", 0, 0), 4, first=1)
+    routes = latin(lsvit.generator("shuffle", 0, 0), 4, first=1, last=1)
     expected = lsvit.RoutedModel(copy.deepcopy(model))(images(7), routes)
-    shuffled = lsvit.shuffle(model, latin=True, first=1)
+    shuffled = lsvit.shuffle(model, latin=True, first=1, last=1)
     assert torch.equal(model(images(7)), expected)
     assert shuffled.order == routes
     kept = shuffled._routed
