@@ -39,7 +39,7 @@ from pipeline.training.loop import (
     validation_routes,
 )
 from pipeline.training.optimisation import make_optimizer, make_scheduler, stops
-from pipeline.training.scoring import batches_along
+from pipeline.training.scoring import InTurn, batches_along
 from pipeline.training.step import count_passes
 from tests.conftest import cases_of, refused
 
@@ -310,6 +310,12 @@ def test_two_protocols_keep_two_epochs(
     files = {path.name for path in (tmp_path / "out" / "seed_0").glob("weights*")}
     assert files == {"weights.safetensors", "weights_heldout.safetensors"}
     assert starting_weights(0, tmp_path / "out").name == "weights_heldout.safetensors"
+
+
+def test_every_image_has_the_route_of_its_batch() -> None:
+    routes = [OneRoute((0, 1)), OneRoute((1, 0))]
+    table = InTurn(routes, 3).rows(8)
+    assert table.tolist() == [[0, 1]] * 3 + [[1, 0]] * 3 + [[0, 1]] * 2
 
 
 def test_images_with_routes_of_their_own_come_batch_by_batch() -> None:
