@@ -8,9 +8,9 @@ find.
 
 A fault changes one operator, number, truth value, keyword or statement. A process that has imported
 torch forks for each of them and runs the tests named below, slow ones too. They find it if one of
-them fails, or if they take SLOWER times what they take without a fault: a fault may loop. What was
-not found is listed. Whoever has looked at it, and seen that no result changes, writes beside it, by
-hand, `why`.
+them fails, if they do not start, or if they take SLOWER times what they take without a fault, and
+AT_LEAST seconds: a fault may loop. What was not found is listed. Whoever has looked at it, and seen
+that no result changes, writes beside it, by hand, `why`.
 """
 
 import argparse

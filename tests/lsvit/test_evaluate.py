@@ -73,7 +73,9 @@ def test_modes_and_shuffling_stay() -> None:
 
 
 @pytest.mark.parametrize("classes", [5, 6])
-def test_the_table_has_top_5_from_six_classes_on(classes: int, printed: Printed) -> None:
+def test_the_table_has_its_columns_and_top_5_from_six_classes_on(
+    classes: int, printed: Printed
+) -> None:
     model = small(num_classes=classes)
     scores = lsvit.evaluate(model, [(images(4), torch.arange(4))], keep=())
     head = ["layers", "order", "orders", "top-1 %", "std", "95 %", "top-5 %"]

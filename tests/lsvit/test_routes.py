@@ -130,7 +130,7 @@ def test_per_sample_routes() -> None:
         ([[0, -1, 1]], "-1 before a layer or an empty route"),
     ],
 )
-def test_tables_that_are_no_routes(table: list[Any], message: str) -> None:
+def test_a_table_that_holds_no_routes_is_refused(table: list[Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"per-sample routes: .*{message}"):
         RouteTable(np.array(table))
 

@@ -185,8 +185,8 @@ def test_a_sampler_of_ones_own() -> None:
 
 
 def test_latin_orders_equal_those_of_the_routed_model() -> None:
-    model = small().train()
-    routes = latin(lsvit.generator("shuffle", 0, 0), 4, first=1, last=1)
+    model = small(depth=5).train()
+    routes = latin(lsvit.generator("shuffle", 0, 0), 5, first=1, last=1)
     expected = lsvit.RoutedModel(copy.deepcopy(model))(images(7), routes)
     shuffled = lsvit.shuffle(model, latin=True, first=1, last=1)
     assert torch.equal(model(images(7)), expected)

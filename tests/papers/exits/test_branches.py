@@ -62,7 +62,7 @@ def count_calls(model: RoutedModel) -> list[tuple[str, int]]:
 # ---- branches ------------------------------------------------------------------------------------
 
 
-def test_pools() -> None:
+def test_a_pool_gives_the_first_token_or_the_mean_of_the_tokens() -> None:
     tokens = torch.randn(2, 5, 3)
     assert torch.equal(Pool("token")(tokens), tokens[:, 0])
     assert torch.allclose(Pool("avg")(tokens), tokens.mean(1))

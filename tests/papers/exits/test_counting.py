@@ -62,8 +62,8 @@ def test_a_canvas_depends_on_the_seed_and_its_place_alone(
     assert not np.array_equal(read(tmp_path, "train")[1], labels)
 
 
-def test_the_name_of_canvases_tells_pixels_that_have_the_same_moments(tmp_path: Path) -> None:
-    """Of images and of the same mirrored; with one object at most, none hides another."""
+def test_canvases_of_mirrored_images_have_another_sha256(tmp_path: Path) -> None:
+    """Though mean and deviation are equal. No object hides another, as there is one at most."""
     options = OPTIONS.model_copy(update={"most": 1})
     images = np.zeros((10, 8, 8), np.uint8)
     images[:, :, :4] = 200

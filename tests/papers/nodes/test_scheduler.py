@@ -155,7 +155,7 @@ def test_a_silent_node_is_asked_again_later() -> None:
     assert answer.seconds == pytest.approx(LAYERS + SERVICE.patience + SERVICE.suspicion)
 
 
-def test_news_may_take_the_way_home() -> None:
+def test_a_client_waits_a_hop_longer_than_the_node_may_take() -> None:
     client, _ = two(options=SERVICE.model_copy(update={"hop": 0.5, "patience": 1.0}))
     step = next(client.journey("strict"))
     assert step.send == Send(0, 0, 1.5)  # a layer and the way there and back
@@ -288,7 +288,7 @@ def test_what_a_client_accepts(heard: list[Any], accepted: bool) -> None:
         assert client.accepts(step, Send(*heard)) == accepted
 
 
-def test_of_two_nodes_news_of_both_counts() -> None:
+def test_news_of_one_node_that_sends_on_to_another_counts() -> None:
     client = Client([[0], [1]], SERVICE, lambda: 0.0, np.random.default_rng(0))
     step = Step(Journey("any", 8.0), Send(0, 0, 3.0), 3.0)
     assert client.accepts(step, News(0, (0,), Send(1, 1, 3.0)))
@@ -314,7 +314,7 @@ def test_equal_draws_give_equal_journeys() -> None:
 
 
 @pytest.mark.parametrize("policy", ["strict", "partial", "any"])
-def test_with_shorter_times_all_is_over_as_much_sooner(policy: Policy) -> None:
+def test_journeys_scale_with_the_times_of_the_service(policy: Policy) -> None:
     """No second is built in. Powers of two are exact in floating point."""
     shorter = 2.0**-12
     fault = Fault(away=0.3, lost=0.05, slow=3.0)
@@ -400,7 +400,10 @@ def test_more_nodes_gone_are_the_fewer_and_others() -> None:
     few, many = (Troubles.draw(Fault(gone=share), 12, 0.1, 3).gone for share in (0.25, 0.5))
     assert (len(few), len(many)) == (3, 6)
     assert few < many
-    for key in range(10):  # who is slow is there, as long as anybody is
+
+
+def test_a_slow_node_is_one_that_is_not_gone() -> None:
+    for key in range(10):
         troubles = Troubles.draw(Fault(gone=0.75, slow=2), 4, 0.1, key)
         assert troubles.slow in {0, 1, 2, 3} - troubles.gone
 

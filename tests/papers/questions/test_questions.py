@@ -117,7 +117,9 @@ def test_only_wrong_answers_are_mended() -> None:
 
 
 def test_the_held_out_order_is_tried_on_other_images() -> None:
-    """Order 0 is best on even images: half of the odd ones. Order 1 on odd ones: no even one."""
+    """Order 0 is best on even images and answers half of the odd ones. Order 1 is best on odd
+    images and answers none of the even ones.
+    """
     answers = np.array([[0, 0, 0, 1], [1, 0, 1, 0]])
     rows = held_out(answers, np.zeros(4, dtype=int))
     assert rows == [("held_out", 2, "single", 5 / 8), ("held_out", 2, "some", 1 / 4)]
@@ -145,15 +147,15 @@ def test_dropout_is_on_within_the_block_alone(six: ModelPreset) -> None:
 
 
 def test_digits_have_the_range_of_the_images(opened: Opened) -> None:
-    """From 0 to 16, spread over 0 to 255, then shifted and scaled as the split's pixels."""
+    """Pixels from 0 to 16 become 0 to 255, then are shifted and scaled as the split's."""
     _, split, _ = opened(PassesConfig, PASSES)
     side = split.resize.crop
     grey = torch.from_numpy(load_digits().images[:5, None] * 255 / 16).float()
     expected = resize(grey, [side, side]) * split.scale + split.shift
-    assert torch.allclose(passes.digits(split, 5), expected, atol=1e-4)
+    torch.testing.assert_close(passes.digits(split, 5), expected, atol=1e-4, rtol=0)
 
 
-def test_what_dropout_keeps_makes_up_for_what_it_drops(six: ModelPreset) -> None:
+def test_dropout_scales_what_it_keeps_by_1_over_its_share(six: ModelPreset) -> None:
     model = build(six, 10).eval()
     block = model.backbone.blocks[2]
     tokens = torch.randn(4, 9, 16)
@@ -167,7 +169,7 @@ def test_what_dropout_keeps_makes_up_for_what_it_drops(six: ModelPreset) -> None
 
 @torch.inference_mode()
 def test_rows_of_passes(evaluated: Evaluated, opened: Opened) -> None:
-    """Means of probabilities over the first passes, judged; answers of orders and short routes."""
+    """Each row equals one recomputed from the model's own answers."""
     _, rows = evaluated(passes, PassesConfig, PASSES)
     assert (rows["images"] == 20).all()
     model, split, _ = opened(PassesConfig, PASSES)
@@ -181,6 +183,10 @@ def test_rows_of_passes(evaluated: Evaluated, opened: Opened) -> None:
 
     expected: list[Any] = []
     ways = routes_of(6, PASSES)
+    assert ways["one"] == [tuple(range(6))]
+    assert ways["orders"] == evaluation_routes(6, 6, "arbitrary", 3, 0)
+    assert all(list(route) == sorted(route) for route in ways["drop"])
+    assert any(len(route) < 6 for route in ways["drop"])
     for way in ("one", "orders", "drop"):
         for count in range(1, len(ways[way]) + 1):
             means = []
@@ -247,7 +253,7 @@ def test_rows_of_merges(evaluated: Evaluated, six_weights: Path) -> None:
 def test_rows_are_means_over_merges(
     six: ModelPreset, evaluated: Evaluated, opened: Opened, six_weights: Path, tmp_path: Path
 ) -> None:
-    """Of different trainings; each merge takes each layer from a random one of the first ones."""
+    """The trainings differ, and each merge takes each layer from a random one of them."""
     files = [six_weights, tmp_path / "1.safetensors", tmp_path / "2.safetensors"]
     for seed, file in enumerate(files[1:], 1):
         torch.manual_seed(seed)
@@ -264,7 +270,7 @@ def test_rows_are_means_over_merges(
     }
     for count, way in itertools.product((1, 2, 3), routes):
         accuracies = []
-        for draw in range(2 if count > 1 else 1):
+        for draw in range(MERGES.draws if count > 1 else 1):
             rng = generator("merge", MERGES.seed, count, draw)
             merged = merge(members[:count], rng.integers(count, size=6).tolist(), "first")
             model.load_state_dict(merged)
@@ -300,6 +306,16 @@ class Turn(nn.Module):
         return -tokens
 
 
+@torch.no_grad()
+def draw_blocks(block: nn.Module, count: int, seed: int) -> list[nn.Module]:
+    """Copies of a block with weights drawn anew."""
+    torch.manual_seed(seed)
+    blocks = [deepcopy(block) for _ in range(count)]
+    for numbers in itertools.chain(*(each.parameters() for each in blocks)):
+        numbers.normal_(std=0.3)
+    return blocks
+
+
 @pytest.fixture
 def pruner(opened: Opened) -> Pruner:
     """Of a model whose layers 1, 3 and 4 do nothing, and layer 5 turns tokens."""
@@ -325,15 +341,15 @@ def test_similarity_is_the_mean_over_tokens_of_their_cosines(pruner: Pruner) -> 
     assert pruner.similarity[0, 1].item() == pytest.approx(total / len(pruner.images), abs=1e-6)
 
 
-def test_those_layers_merge_after_which_the_last_tokens_are_most_alike(pruner: Pruner) -> None:
-    """Of five the third and the fourth, which do nothing: they become the fourth."""
+def test_the_merge_that_changes_the_last_tokens_least_is_taken(pruner: Pruner) -> None:
+    """The third and fourth of five layers do nothing. They merge, with the fourth's weights."""
     first, second = pruner.blocks[0], pruner.blocks[2]
     idle: Any = deepcopy(first)
     for layer in (idle.attn.proj, idle.mlp.fc2):
         nn.init.zeros_(layer.weight)
         nn.init.zeros_(layer.bias)
     pruner.blocks = [first, second, idle, deepcopy(idle), deepcopy(first)]
-    nn.init.ones_(pruner.blocks[3].get_parameter("norm1.weight"))
+    nn.init.constant_(pruner.blocks[3].get_parameter("norm1.weight"), 2.0)
     merged = pruner.merge_most_alike(pruner.blocks, 2)
     assert [*merged[:2], merged[3]] == [first, second, pruner.blocks[4]]
     wanted = pruner.blocks[3].state_dict()
@@ -341,37 +357,36 @@ def test_those_layers_merge_after_which_the_last_tokens_are_most_alike(pruner: P
 
 
 def test_layers_that_are_left(pruner: Pruner) -> None:
-    """By influence layers that do nothing go first."""
+    """Each way leaves the layers that it should, and a patch adds one linear layer."""
     blocks = pruner.blocks
     assert dict(pruner.prune("first"))[2] == [blocks[:2]]
     assert dict(pruner.prune("spaced"))[4] == [[blocks[i] for i in (0, 2, 3, 5)]]
     (left,) = dict(pruner.prune("influence"))[4]
     assert {0, 2, 5} <= {blocks.index(block) for block in left}
     assert len(dict(pruner.prune("random"))[2]) == 3
-    for keep, (left,) in pruner.prune("patch"):
-        assert [isinstance(block, nn.Linear) for block in left].count(True) == 1
+    patched = {keep: left for keep, (left,) in pruner.prune("patch")}
+    assert list(patched) == [4, 2]
+    for keep, left in patched.items():
+        assert sum(isinstance(block, nn.Linear) for block in left) == 1
         assert len(left) == keep + 1
 
 
 @torch.inference_mode()
 def test_cosines_of_the_last_tokens_choose_what_merges(pruner: Pruner) -> None:
-    """Of ten models, with blocks drawn anew."""
+    """Ten models with random blocks each merge where the last tokens stay most alike."""
     images, _ = pruner.images.take(slice(0, 20))
     for seed in range(10):
-        torch.manual_seed(seed)
-        blocks = [deepcopy(pruner.blocks[0]) for _ in range(4)]
-        for numbers in itertools.chain(*(block.parameters() for block in blocks)):
-            numbers.normal_(std=0.3)
+        blocks = draw_blocks(pruner.blocks[0], 4, seed)
         pruner.blocks = blocks
         merges = [[*blocks[:i], collapse(blocks[i : i + 2]), *blocks[i + 2 :]] for i in range(3)]
         state = pruner.model.backbone.patch_embed(images)
         state = pruner.model.backbone._pos_embed(state)
         ends = [nn.Sequential(*each)(state) for each in (blocks, *merges)]
-        lengths = [end.norm(dim=2) for end in ends]
-        alike = [
-            ((ends[0] * end).sum(2) / lengths[0] / length).mean().item()
-            for end, length in zip(ends[1:], lengths[1:], strict=True)
-        ]
+        alike = []
+        for end in ends[1:]:
+            lengths = ends[0].norm(dim=2) * end.norm(dim=2)
+            cosines = (ends[0] * end).sum(2) / lengths  # (B, N)
+            alike.append(cosines.mean().item())
         best = merges[int(np.argmax(alike))]
         merged = pruner.merge_most_alike(blocks, 2)
         assert [block in blocks for block in merged] == [block in blocks for block in best]
@@ -379,20 +394,26 @@ def test_cosines_of_the_last_tokens_choose_what_merges(pruner: Pruner) -> None:
 
 
 def test_greedy_leaves_out_one_layer_after_another(pruner: Pruner) -> None:
-    """The one without which the loss is least."""
+    """Each step drops the layer whose absence gives the least loss."""
+    pruner.blocks = draw_blocks(pruner.blocks[0], 5, 0)
     left = pruner.blocks
     by_keep = {}
     while len(left) > 2:
         fewer = [[block for block in left if block is not out] for out in left]
-        losses = [pruner.run(blocks, pruner.images).loss for blocks in fewer]
+        losses = []
+        for blocks in fewer:
+            pruner.model.backbone.blocks = nn.Sequential(*blocks)
+            route = OneRoute(tuple(range(len(blocks))))
+            losses.append(score(pruner.model, pruner.images, route, 16, pruner.execution).loss)
+        assert len(set(losses)) == len(losses)
         left = fewer[int(np.argmin(losses))]
         by_keep[len(left)] = left
-    for keep, (found,) in pruner.prune("greedy"):
-        assert found == by_keep[keep]
+    found = {keep: blocks for keep, (blocks,) in pruner.prune("greedy")}
+    assert found == {4: by_keep[4], 2: by_keep[2]}
 
 
 def test_four_layers_at_most_become_one(pruner: Pruner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in LaCo; fewer where more would leave too few."""
+    """As LaCo does, a merge takes four layers, or fewer if four would leave too few."""
     counts = []
 
     def merge_first(blocks: list[nn.Module], count: int) -> list[nn.Module]:
@@ -416,7 +437,7 @@ def test_a_patch_replaces_layers_that_do_nothing_by_identity(pruner: Pruner) -> 
 def test_rows_of_pruning(
     six: ModelPreset, evaluated: Evaluated, opened: Opened, tmp_path: Path
 ) -> None:
-    """Every way keeps so many layers; the best model that can be trained on is there."""
+    """Every way keeps so many layers. The saved weights have the least calibration loss."""
     _, rows = evaluated(pruning, PruningConfig, PRUNING)
     numbers = rows.set_index(["measure", "way", "count"])["value"].sort_index()
     for way in (*PRUNING.ways, "chosen"):

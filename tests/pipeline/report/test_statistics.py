@@ -45,7 +45,7 @@ def test_holm() -> None:
 
 @pytest.mark.parametrize(("border", "n"), [(2.09, 4), (2.07, 5)])
 def test_few_seeds_have_few_degrees_of_freedom(border: float, n: int) -> None:
-    """Of a table of Student's t, 3 df: (3.1824 + 0.9785) / sqrt(4) = 2.080."""
+    """Student's t with 3 of them gives (3.1824 + 0.9785) / sqrt(4) = 2.080, between the two."""
     interval = estimate([-1.0, 0.0, 1.0])
     assert n_to_decide(interval, border) == n
 
