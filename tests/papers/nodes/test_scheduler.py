@@ -5,6 +5,7 @@ Who may be asked next, what is given up, and that equal draws give equal journey
 
 import contextlib
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -403,9 +404,31 @@ def test_more_nodes_gone_are_the_fewer_and_others() -> None:
 
 
 def test_a_slow_node_is_one_that_is_not_gone() -> None:
+    assert Troubles.draw(Fault(), 4, 0.1, 0).slow is None
     for key in range(10):
         troubles = Troubles.draw(Fault(gone=0.75, slow=2), 4, 0.1, key)
         assert troubles.slow in {0, 1, 2, 3} - troubles.gone
+
+
+@pytest.mark.parametrize("shape", [1.0, 0.59])
+def test_absences_and_presences_have_their_mean_lengths(shape: float) -> None:
+    """Of periods that have begun before, what is left has the mean E[X^2] / 2 E[X]."""
+    fault = Fault(away=0.25, absence=10, shape=shape)
+    absent, present, absent_rest, present_rest = [], [], [], []
+    for number in range(4000):
+        first, *later = itertools.islice(absences(fault, 0.5, generator("test", number)), 3)
+        if first.start:
+            present_rest.append(first.start)
+        else:
+            absent_rest.append(first.end)
+        for before, after in itertools.pairwise([first, *later]):
+            present.append(after.start - before.end)
+            absent.append(after.end - after.start)
+    assert np.mean(absent) == pytest.approx(5, rel=0.1)
+    assert np.mean(present) == pytest.approx(15, rel=0.1)
+    rest = 5 * math.gamma(1 + 2 / shape) / math.gamma(1 + 1 / shape) ** 2 / 2
+    assert np.mean(absent_rest) == pytest.approx(rest, rel=0.15)
+    assert np.mean(present_rest) == pytest.approx(3 * rest, rel=0.15)
 
 
 @pytest.mark.parametrize(("away", "shape"), [(0.25, 1.0), (0.7, 0.59)])
