@@ -400,3 +400,9 @@ def test_the_order_that_is_trained_for_chooses_the_epoch(route: Any, kept: int) 
     for row in history:
         row[f"validation/{training_order(route)}/objective"] = row["epoch"]
     assert kept_epoch(history, route)["epoch"] == 0
+
+
+def test_a_sampler_beyond_the_paper_is_judged_under_itself(train_in: TrainIn) -> None:
+    history = train_in(route="reversed", epochs=2)
+    least = min(row["validation/trained/loss"] for row in history)
+    assert kept_epoch(history, "reversed")["validation/trained/loss"] == least
