@@ -73,8 +73,8 @@ class Answer(NamedTuple):
 
     route: tuple[int, ...]  # the layers that were executed, in order
     lost: bool  # nothing to answer with: the policy does not allow this route
-    begun: float = 0.0  # seconds, by the clock
-    ended: float = 0.0
+    begun: float  # seconds, by the clock
+    ended: float
 
     @property
     def seconds(self) -> float:

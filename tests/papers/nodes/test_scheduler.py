@@ -115,6 +115,12 @@ def test_layers_are_spread_evenly(nodes: int, copies: int) -> None:
     assert held.max() - held.min() <= copies
 
 
+def test_copies_of_a_layer_lie_far_apart() -> None:
+    """On nodes a half of all, or a third, further on."""
+    assert place(5, 2, 3) == [[0, 2], [1, 3], [2, 4]]
+    assert place(7, 3, 2) == [[0, 2, 4], [1, 3, 5]]
+
+
 @pytest.mark.parametrize(("name", "policy", "nodes", "layers", "lost"), CASES["journeys"])
 def test_journeys(
     name: str, policy: Policy, nodes: dict[str, Any], layers: list[int], lost: bool
@@ -312,6 +318,24 @@ def run(
 def test_equal_draws_give_equal_journeys() -> None:
     fault = Fault(away=0.3, lost=0.05)
     assert run("any", fault) == run("any", fault) != run("any", fault, key=1)
+
+
+@pytest.mark.parametrize(("policy", "setting", "service", "fault", "found"), CASES["drawn"])
+def test_journeys_of_the_same_draws_stay_as_they_are(
+    policy: Policy,
+    setting: dict[str, int],
+    service: dict[str, float],
+    fault: dict[str, float],
+    found: list[float],
+) -> None:
+    """A change of the scheduler or of the nodes that changes a result shows here."""
+    options = SERVICE.model_copy(update=service)
+    answers, busy = run(policy, Fault(**fault), options=options, **setting)
+    lost = sum(answer.lost for answer in answers)
+    layers = sum(len(answer.route) for answer in answers)
+    order = sum(place * layer for answer in answers for place, layer in enumerate(answer.route))
+    seconds = sum(answer.seconds for answer in answers)
+    assert [lost, layers, order, seconds, busy] == pytest.approx(found, abs=1e-4)
 
 
 @pytest.mark.parametrize("policy", ["strict", "partial", "any"])
