@@ -263,6 +263,13 @@ def test_strict_order_waits_for_a_node_that_rests_where_the_other_one_is_too_lat
     assert client._next(Journey("strict", 32.0)) == (Journey("strict", 32.0), step)
 
 
+@pytest.mark.parametrize(("end", "step"), [(1.0, Send(7, 7, 1.0)), (0.9, None)])
+def test_a_layer_that_can_end_just_in_time_is_asked_for(end: float, step: Send | None) -> None:
+    client, _ = two()
+    journey = Journey("any", end, (6,))
+    assert client._next(journey) == (journey, step)
+
+
 def test_a_layer_that_ran_after_all_is_not_left_out() -> None:
     client, _ = two(silent={1: 1.0, 2: 1.0}, until={1: 50.0, 2: 50.0})
     steps = client.journey("partial")
