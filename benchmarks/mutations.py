@@ -36,7 +36,7 @@ FILE = Path(__file__).with_suffix(".json")
 SLOWER, AT_LEAST = 4, 60  # times; seconds
 DEVICES = ("tests/test_pretended_gpu.py",)  # has the word where they pass
 MODULES = {  # -> the tests whose work it is to find its faults
-    "lsvit/routes.py": ("tests/lsvit/test_routes.py",),
+    "lsvit/routes.py": ("tests/lsvit/test_routes.py", "tests/lsvit/test_routed.py"),
     "lsvit/latin.py": (
         "tests/lsvit/test_latin.py",
         "tests/pipeline/training/test_latin.py",

@@ -6,9 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from papers.nodes.compute.evaluation import evaluate
+from lsvit.routes import ENDED
+from papers.nodes.compute.evaluation import evaluate, routes_of_images
 from papers.nodes.compute.plan import Plan
-from papers.nodes.compute.simulation import simulate
+from papers.nodes.compute.scheduler import Answer
+from papers.nodes.compute.simulation import Run, simulate
 from papers.nodes.section import POLICIES, Nodes, NodesConfig, Policy
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
@@ -47,15 +49,28 @@ def test_a_row_says_what_the_model_answers_along_the_journeys(
         if not whole:
             assert np.isnan([row.accuracy, row.layers, row.p50_s]).all()
             continue
-        assert row.accuracy == pytest.approx(np.mean(right), abs=1e-6)
+        assert row.accuracy == round(np.mean(right), 6)
         layers = np.mean([len(answer.route) for answer in whole])
         assert row.layers == pytest.approx(layers, abs=1e-6)
         counted, seconds = run.steady(1)
         assert counted == [1, 2, 3]
         times = [run.answers[i].seconds for i in counted if not run.answers[i].lost]
         assert row.images_per_s == pytest.approx(8 * len(times) / seconds, abs=1e-6)
+        assert row.p50_s == pytest.approx(np.median(times), abs=1e-6)
         assert row.p99_s == pytest.approx(np.percentile(times, 99), abs=1e-6)
     assert (rows.loc[(1, "gone"), "lost"] == 0) == (policy == "any")
+
+
+def test_routes_of_images_may_differ_in_length() -> None:
+    """Five images travel in threes; the second three have no answer."""
+    answers = [Answer((2, 0, 1), False, 0.0, 3.0), Answer((1,), True, 0.0, 3.0)]
+    routes, answered = routes_of_images(Run(answers, 1.0), 5, 3)
+    assert routes.table[:3].tolist() == [[2, 0, 1]] * 3
+    assert answered.tolist() == [True, True, True, False, False]
+    answers[1] = Answer((1,), False, 0.0, 3.0)
+    routes, answered = routes_of_images(Run(answers, 1.0), 5, 3)
+    assert routes.table[3:].tolist() == [[1, ENDED, ENDED]] * 2
+    assert answered.all()
 
 
 def test_one_job_a_variant_policy_and_seed(keys: Keys, params: Params) -> None:

@@ -192,6 +192,15 @@ def test_a_wait_that_the_deadline_cuts_off_is_no_silence(seconds: float, silence
     assert client.waiting[0] == 0
 
 
+def test_after_six_silences_a_node_rests_no_longer() -> None:
+    client, _ = two(silent={0: 6.0})
+    steps = client.journey("strict")
+    with pytest.raises(StopIteration):
+        steps.send(next(steps).send)  # it refuses, and rests longer than there is
+    assert client.silent[0] == 6
+    assert client.until[0] == 2**6 * SERVICE.suspicion
+
+
 @pytest.mark.parametrize("policy", ["strict", "partial", "any"])
 def test_a_node_that_comes_back_is_used_again(policy: Policy) -> None:
     """Away for 15 journeys, however often it was silent then.
@@ -376,16 +385,18 @@ def test_images_go_from_node_to_node(policy: Policy) -> None:
     assert found.answers[0].seconds == pytest.approx(LAYERS * 1.25 + 0.25)
 
 
-def test_what_a_node_ends_too_late_goes_nowhere() -> None:
+@pytest.mark.parametrize(("hop", "whole"), [(0.0, False), (0.5, True)])
+def test_what_a_node_ends_too_late_goes_nowhere(hop: float, whole: bool) -> None:
     """It takes two seconds, of which nobody knows.
 
-    The client, which waits for one and a half, does without the layer.
+    The client, which waits for one and a half, does without the layer. With half a second for the
+    way it waits for two and a quarter, which is just enough.
     """
-    impatient = SERVICE.model_copy(update={"patience": 1.5, "suspicion": 100})
+    impatient = SERVICE.model_copy(update={"patience": 1.5, "suspicion": 100, "hop": hop})
     found = simulate(LAYERS, 1, LAYERS, 3, 1, "any", impatient, Fault(slow=2), 0)
     slow = Troubles.draw(Fault(slow=2), LAYERS, 1.0, 0).slow
     for answer in found.answers:
-        assert sorted(answer.route) == [layer for layer in WHOLE if layer != slow]
+        assert sorted(answer.route) == [layer for layer in WHOLE if whole or layer != slow]
 
 
 def test_healthy_nodes_are_busy_all_the_time_in_any_order() -> None:
@@ -418,7 +429,7 @@ def test_a_node_drops_what_nobody_waits_for() -> None:
     node = Node(1.0, iter(()))
     assert node.done(0.0) == 1.0
     assert node.done(0.0, 0.5) == FOREVER
-    assert node.done(0.0, 1.5) == 2.0  # begun in time
+    assert node.done(0.0, 1.0) == 2.0  # begun in time
     assert node.busy == 2.0
 
 
