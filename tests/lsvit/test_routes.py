@@ -135,6 +135,23 @@ def test_a_table_that_holds_no_routes_is_refused(table: list[Any], message: str)
         RouteTable(np.array(table))
 
 
+def test_what_routes_say_of_themselves() -> None:
+    table = RouteTable(np.array([[3, 0, 2], [2, -1, -1], [1, 3, -1]]))
+    assert (table.lengths(), table.layer_range(), table.shared) == ((1, 3), (0, 3), False)
+    assert table.part(1, 1).table.tolist() == [[2, -1, -1]]
+    assert table.to_depth(2).table.tolist() == [[3, 0], [2, -1], [1, 3]]
+    assert RouteTable(np.empty((2, 0), int)).layer_range() == (0, 0)
+    one = OneRoute((3, (1, 2)))
+    assert (one.lengths(), one.layer_range(), one.shared) == ((2, 2), (1, 3), True)
+    assert one.to_depth(1).rows(2).tolist() == [[3], [3]]
+    assert OneRoute(()).layer_range() == (0, 0)
+    assert OneRoute(()).rows(2).dtype == np.int64
+    with refused("a step has no layer", IndexError):
+        OneRoute(((),)).layer_range()
+    with refused("found 3 rows, accepted: 2, one a sample", ValueError):
+        table.rows(2)
+
+
 @pytest.mark.parametrize(("num_layers", "keep"), [(3, 3), (12, 3), (12, 12), (6, 1)])
 @pytest.mark.parametrize("order", ["sequential", "arbitrary"])
 def test_evaluation_routes(num_layers: int, keep: int, order: Any) -> None:
