@@ -141,7 +141,9 @@ def test_what_routes_say_of_themselves() -> None:
     assert table.part(1, 1).table.tolist() == [[2, -1, -1]]
     assert table.to_depth(2).table.tolist() == [[3, 0], [2, -1], [1, 3]]
     assert RouteTable(np.empty((2, 0), int)).layer_range() == (0, 0)
-    one = OneRoute((3, (1, 2)))
+    steps: Any = [np.int64(3), (1, 2)]
+    one = OneRoute(steps)
+    assert one.steps == (3, (1, 2))
     assert (one.lengths(), one.layer_range(), one.shared) == ((2, 2), (1, 3), True)
     assert one.to_depth(1).rows(2).tolist() == [[3], [3]]
     assert OneRoute(()).layer_range() == (0, 0)
