@@ -1,5 +1,6 @@
 """Training with early exits, exits on a frozen backbone, and what is done with them."""
 
+import copy
 import itertools
 import json
 import shutil
@@ -19,7 +20,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from lsvit.routed import RoutedModel
-from lsvit.routes import Route
+from lsvit.routes import Route, generator
 from lsvit.weights import save_weights
 from papers import Variant
 from papers.exits.compute import frozen as exits
@@ -327,6 +328,8 @@ def test_recorded_features_are_the_models_states(
         states = dict(model.states(image, tuple(routes[place].tolist())))
         assert torch.allclose(states[2][0], tokens[place], atol=1e-5)
     assert (len(routes.unique(dim=0)) == 1) == (order == "sequential")
+    half = Execution(torch.device("cpu"), "bf16")
+    assert exits.record(model, part, routes, 2, half).tokens.dtype == torch.bfloat16
 
 
 def test_images_that_choose_and_images_that_report(bench: Bench, raw: Path, tmp_path: Path) -> None:
@@ -339,6 +342,58 @@ def test_images_that_choose_and_images_that_report(bench: Bench, raw: Path, tmp_
     prepare("bars", DatasetPreset(source="embedded", heldout=16), raw, tmp_path / "data")
     parts = exits.open_parts(bench.config(images=50), tmp_path / "data", model)
     assert [len(parts[name].rows) for name in ("train", "judge", "report")] == [50, 16, 40]
+
+
+@pytest.mark.parametrize("epochs", [2, 12])
+def test_a_branch_trains_as_a_plain_loop_does(bench: Bench, epochs: int) -> None:
+    """The rate falls after one epoch without gain, and three end the training."""
+    config = bench.config()
+    values = {"epochs": epochs, "batch_size": 16, "plateau_patience": 0, "stop_patience": 3}
+    config = config.model_copy(update={"tuning": config.tuning.model_copy(update=values)})
+    torch.manual_seed(0)
+    train = exits.Recorded(torch.randn(50, 2, 4), torch.randint(3, (50,)))
+    judge = exits.Recorded(torch.randn(30, 2, 4), torch.randint(3, (30,)))
+    branch = nn.Sequential(nn.Flatten(), nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 3))
+    plain = copy.deepcopy(branch)
+    torch.manual_seed(1)
+    fitted = exits.fit(branch, train, judge, 0.02, config, CPU)
+
+    optimizer = torch.optim.Adam(
+        plain.parameters(), 0.02, config.tuning.betas, config.tuning.eps, config.tuning.weight_decay
+    )
+    losses: list[float] = []
+    best: dict[str, torch.Tensor] = {}
+    torch.manual_seed(1)
+    while len(losses) < epochs and min(losses[-3:], default=0) <= min(losses, default=0):
+        plain.train()
+        order = generator("batches", config.seed, len(losses)).permutation(50)
+        for rows in torch.from_numpy(order).split(16):
+            optimizer.zero_grad()
+            cross_entropy(plain(train.tokens[rows]), train.labels[rows]).backward()
+            optimizer.step()
+        plain.eval()
+        losses.append(cross_entropy(plain(judge.tokens), judge.labels).item())
+        if losses[-1] == min(losses):
+            best = copy.deepcopy(plain.state_dict())
+        else:
+            optimizer.param_groups[0]["lr"] *= config.tuning.plateau_factor
+    assert fitted.loss == pytest.approx(min(losses), rel=1e-5)
+    assert (fitted.lr, fitted.epochs) == (0.02, len(losses))
+    torch.testing.assert_close(dict(branch.state_dict()), dict(best))
+    assert epochs == 2 or losses.index(min(losses)) == len(losses) - 4  # it ended early
+
+
+def test_what_an_exit_answers() -> None:
+    """A class with its confidence, or a number, which has none, with its error."""
+    outputs = torch.tensor([[0.0, 2.0, 0.0], [3.0, 0.0, 3.0]])
+    classified = exits.judge_answers(outputs, torch.tensor([1, 1]))
+    total = 2 + np.exp(2), 1 + 2 * np.exp(3)
+    expected = np.exp(2) / total[0], np.exp(3) / total[1]
+    assert classified.confidence == pytest.approx(expected)
+    assert classified.score.tolist() == [1, 0]
+    counted = exits.judge_answers(torch.tensor([[2.0], [5.0]]), torch.tensor([3.0, 1.0]))
+    assert np.isnan(counted.confidence).all()
+    assert counted.score.tolist() == [-1, -4]
 
 
 def test_small_gradients_are_not_lost_in_fp16(bench: Bench) -> None:
