@@ -420,6 +420,8 @@ def test_the_best_epoch_of_the_best_learning_rate_is_kept(
 
     def spy(branch: Any, train: Any, judge: Any, lr: float, *args: Any) -> exits.Fitted:
         assert torch.equal(judge.labels, labels)
+        depth, kind = [*itertools.product([1, 3], ["mlp", "cnn_add"])][len(fitted) // 3]
+        assert torch.initial_seed() == generator("train", 0, depth, kind).integers(2**62)
         before = task_loss(exits.answers(branch, judge.tokens, CPU), labels).item()
         best = fit(branch, train, judge, lr, *args)
         after = task_loss(exits.answers(best.branch, judge.tokens, CPU), labels).item()
