@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from lsvit.predict import Opened
 from lsvit.routed import RoutedModel
 from lsvit.routes import Route, generator
 from lsvit.weights import save_weights
@@ -26,7 +27,15 @@ from papers import Variant
 from papers.exits.compute import frozen as exits
 from papers.exits.compute.budgets import practical
 from papers.exits.compute.counting import write_canvases
-from papers.exits.compute.dynamic import ROUNDS, attach, check_routes, deploy, measure_latency
+from papers.exits.compute.dynamic import (
+    ROUNDS,
+    Budget,
+    answer,
+    attach,
+    check_routes,
+    deploy,
+    measure_latency,
+)
 from papers.exits.compute.flops import count_exits, write_flops
 from papers.exits.compute.in_use import InUse
 from papers.exits.compute.steps import join
@@ -57,7 +66,7 @@ from pipeline.training.judging import kept_epoch
 from pipeline.training.loop import train
 from pipeline.training.objectives import Batch, is_right, task_loss
 from pipeline.training.scoring import open_model
-from tests.conftest import run_fields
+from tests.conftest import refused, run_fields
 from tests.models import CPU, images, small, step_of, variant, with_parts
 from tests.papers.exits.test_branches import FAMILIES, SIZES, heads
 from tests.pipeline.training.test_loop import outcome, run
@@ -520,6 +529,7 @@ def test_exits_put_into_use(
         ("sequential", [(2, 0, 1, 3)], True, "--order sequential --orders 1"),
         ("sequential", [(2, 0, 1, 3)] * 2, False, None),
         ("sequential", [(0, 1, 2)], False, "4, the depth of the last exit"),
+        ("sequential", [(0, 1, 2, 3, 3)], False, "4, the depth of the last exit"),
     ],
 )
 def test_routes_that_exits_are_used_on(
@@ -533,6 +543,58 @@ def test_routes_that_exits_are_used_on(
     deployed = used[1]._replace(order=order)
     with pytest.raises(UserError, match=f"accepted: {accepted}") if accepted else nullcontext():
         check_routes(deployed, routes, average)
+    early = deployed._replace(branches=deployed.branches[:3], depths=[1, 2, 3])
+    check_routes(early, [(0, 1, 2, 3)], average=False)
+
+
+NO_BUDGET = "accepted with either --flops or --latency; --average with --flops"
+
+
+@pytest.mark.parametrize(
+    ("budget", "accepted"),
+    [
+        (Budget(None, None, False), NO_BUDGET),
+        (Budget(20.0, 1.0, False), NO_BUDGET),
+        (Budget(None, 1.0, True), NO_BUDGET),
+        (Budget(9.0, None, False), "--flops: found 9, accepted: at least 10, the cost of the"),
+        (Budget(float("nan"), None, False), "--flops: found nan, accepted: at least 10"),
+        (Budget(None, 249.0, False), "--latency: found 249, accepted: at least 250"),
+        (Budget(50.0, None, True), "accepted: --order arbitrary --orders 1"),
+    ],
+)
+def test_budgets_that_no_exit_can_keep(
+    bench: Bench, used: tuple[Path, InUse], budget: Budget, accepted: str, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(time, "perf_counter", itertools.count(0.0, 0.25).__next__)
+    opened = Opened(bench.open()[0], {}, [])
+    deployed = deploy(opened.model, used[0], "its own")
+    with refused(accepted, UserError):
+        answer(opened, deployed, torch.zeros(1, 28, 28), [(0, 1, 2, 3)], budget, 1)
+
+
+def test_the_best_exit_within_a_budget_answers(
+    bench: Bench, used: tuple[Path, InUse], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all images, or on average: where this one is sure enough. Times are measured."""
+    opened = Opened(bench.open()[0], {}, [])
+    deployed = deploy(opened.model, used[0], "its own")
+    image, route = torch.linspace(-1, 1, 28 * 28).view(1, 28, 28), (2, 0, 1, 3)
+
+    def ask(budget: Budget) -> dict[str, Any]:
+        found = answer(opened, deployed, image, [route], budget, 1)
+        depth = found["exit"]["depth"]
+        logits = opened.model(image[None], route, exit=depth if depth < 4 else None)
+        assert found["top"][0]["index"] == logits.argmax()
+        return dict(found["exit"])
+
+    for budget, depth in ((10.0, 1), (29.0, 2), (30.0, 3), (40.0, 4), (1e9, 4)):
+        assert ask(Budget(budget, None, False)) == deployed.describe(depth - 1, tried=False)
+    for sure, depth in ((0.0, 1), (1.0, 4)):
+        monkeypatch.setattr(InUse, "thresholds", lambda *_, sure=sure: dict.fromkeys((1, 3), sure))
+        assert ask(Budget(50.0, None, True)) == deployed.describe(depth - 1, tried=True)
+    monkeypatch.setattr(time, "perf_counter", itertools.count(0.0, 0.25).__next__)
+    quick = ask(Budget(None, 250.0, False))  # all exits take as long
+    assert quick == deployed.describe(3, tried=False) | {"latency_ms": 250.0}
 
 
 def test_exits_of_other_weights_are_refused(bench: Bench, used: tuple[Path, InUse]) -> None:
