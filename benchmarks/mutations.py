@@ -60,6 +60,8 @@ MODULES = {  # -> the tests whose work it is to find its faults
     "lsvit/reordered.py": ("tests/lsvit/test_shuffle.py",),
     "lsvit/evaluation.py": (
         "tests/lsvit/test_evaluate.py",
+        "tests/lsvit/test_calls.py",
+        "tests/lsvit/test_scan.py",
         "tests/lsvit/test_shuffle.py",
     ),
     "lsvit/taps.py": (
