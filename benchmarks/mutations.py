@@ -74,7 +74,10 @@ MODULES = {  # -> the tests whose work it is to find its faults
         "tests/papers/exits/test_flops.py",
         "tests/papers/smoothing/test_training.py",
     ),
-    "papers/exits/training.py": ("tests/papers/exits/test_frozen.py",),
+    "papers/exits/training.py": (
+        "tests/papers/exits/test_frozen.py",
+        "tests/papers/smoothing/test_training.py",
+    ),
     "papers/smoothing/augmentation.py": ("tests/papers/smoothing/test_augmentation.py",),
     "papers/smoothing/losses.py": ("tests/papers/smoothing/test_losses.py",),
     "papers/smoothing/training.py": (
@@ -108,7 +111,10 @@ MODULES = {  # -> the tests whose work it is to find its faults
     "papers/layershuffle/compute/evaluation.py": ("tests/papers/layershuffle",),
     "papers/layershuffle/compute/analysis.py": ("tests/papers/layershuffle",),
     "papers/exits/compute/counting.py": ("tests/papers/exits/test_counting.py",),
-    "papers/exits/compute/flops.py": ("tests/papers/exits/test_flops.py",),
+    "papers/exits/compute/flops.py": (
+        "tests/papers/exits/test_flops.py",
+        "tests/papers/exits/test_frozen.py",
+    ),
     "papers/exits/compute/budgets.py": ("tests/papers/exits/test_budgets.py",),
     "papers/exits/compute/dynamic.py": (
         "tests/papers/exits",

@@ -286,7 +286,11 @@ def test_form(num_layers: int, first: int, last: int, keep: int | None) -> None:
     drawn = latin(generator("test"), num_layers, first, last, keep)
     free = num_layers - first - last
     assert (drawn.first, drawn.last, len(drawn.routes)) == (first, last, free)
+    assert not drawn.shared
+    again = generator("test")
+    layers, shifts = first + again.permutation(free), again.permutation(free)[:keep]
     for i, route in enumerate(drawn.routes):
+        assert route[first : len(route) - last] == tuple(layers[(i + shifts) % free])
         assert len(set(route)) == len(route) == (keep or num_layers)
         assert route[:first] == tuple(range(first))
         assert np.array_equal(drawn.rows(3 * free)[free + i], route)
