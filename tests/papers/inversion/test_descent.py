@@ -281,6 +281,8 @@ class Outcome:
         measure(*arguments, folder, lambda event: None)
         self.text = (folder / ROWS).read_text()
         self.rows = pd.read_csv(folder / ROWS)
+        six_digits = self.rows.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+        assert self.text == six_digits
         with np.load(folder / ARRAYS) as file:
             self.arrays = dict(file)
 
