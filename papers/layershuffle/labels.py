@@ -17,6 +17,7 @@ LABELS = {
     "ls_self": "LS, its original order as teacher",
     "ls_teacher": "LS, baseline as teacher",
     "ls_best": "LS, growing disorder",
+    "baseline_long": "baseline, four times as long",
     "ls_long": "LS, four times as long",
     "ls_latin_long": "LS, Latin orders, four times as long",
     "shared": "one layer repeated",
@@ -27,7 +28,7 @@ LABELS = {
 # Variants that differ from another in how an order is drawn or in a weight alone, and floors: what
 # needs no depth or no order. The figures of variants do without them.
 PRICE = ("ls_both", "ls_self", "ls_teacher", "ls_best")  # meant to cost less in original order
-LONG = ("ls_long", "ls_latin_long")
+LONG = ("baseline_long", "ls_long", "ls_latin_long")
 CONTROLS = ("ls_sample", "ls_pred_mean", "ls_first", "shared", "parallel", *PRICE, *LONG)
 
 
