@@ -189,6 +189,11 @@ def test_shared_position_encoding_starts_at_zero(pico: ModelPreset) -> None:
     assert torch.equal(embedding.weight, torch.zeros(4, 32))
 
 
+def test_states_of_layers_that_do_not_exist_are_refused() -> None:
+    with refused("layer|block", IndexError):
+        next(RoutedModel(small()).states(images(), (0, -1)))
+
+
 @pytest.mark.parametrize("route", [(2, 0, 3), (1, 1), ()])
 def test_per_sample_routes_that_all_agree_are_one_route(route: tuple[int, ...]) -> None:
     model = RoutedModel(small())

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -452,6 +453,21 @@ def test_names_are_in_place_after_ctrl_c(reader: str) -> None:
     elif reader == "unshuffle":
         lsvit.unshuffle(model)
     assert torch.equal(model.eval()(IMAGES), expected)
+
+
+def test_who_reads_the_list_after_a_pass_finds_its_order() -> None:
+    """A hook of the model, added before ours, and whoever catches Ctrl-C around an order."""
+    model = small().train()
+    blocks = [*model.blocks]
+    seen = []
+    model.register_forward_hook(lambda *_: seen.append([*model.blocks]))
+    lsvit.shuffle(model)
+    model(IMAGES)
+    assert seen == [blocks]
+    model.norm.register_forward_hook(Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt), lsvit.in_order(model, (2, 0, 1)):
+        model(IMAGES)
+    assert [*model.blocks] == blocks
 
 
 # ---- training ----------------------------------------------------------------------------------
