@@ -1,20 +1,39 @@
 """Numbers of the analysis are those of their definitions."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import spearmanr
+from sklearn.linear_model import RidgeCV
 from sklearn.metrics import r2_score
+from sklearn.model_selection import KFold, cross_val_predict
+from sklearn.neighbors import KNeighborsRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
+from lsvit.routed import RoutedModel
+from lsvit.routes import arbitrary, generator
 from papers.layershuffle.compute.analysis import (
+    Recording,
+    analyse,
     analysis_numbers,
     contribution_numbers,
     project,
+    record,
     tell_positions,
 )
 from papers.layershuffle.compute.rows import summarise_analysis
+from papers.layershuffle.section import ANALYSIS_NUMBERS, AnalysisConfig
 from pipeline.config.params import Params
+from pipeline.config.presets import ModelPreset
+from pipeline.files import read_json
+from pipeline.jobs.files import ARRAYS
+from pipeline.training.scoring import open_model, open_split
+from tests.conftest import refused, run_fields
+from tests.models import images, small
 
 
 def test_position_r2_tells_order_from_noise() -> None:
@@ -37,6 +56,79 @@ def test_whole_outputs_tell_what_a_class_hides_from_neighbours() -> None:
     told = tell_positions(vectors.astype(np.float32), positions, linear=True)
     assert 0.85 < r2_score(positions, told) < 1
     assert r2_score(positions, tell_positions(classes, positions, linear=True)) < 0.1
+
+
+def test_positions_are_told_by_five_folds_with_ten_neighbours_or_the_best_ridge() -> None:
+    rng = np.random.default_rng(0)
+    positions = rng.integers(0, 12, 60)
+    vectors = rng.normal(size=(60, 30)) + 0.1 * positions[:, None]
+    folds = KFold(5, shuffle=True, random_state=0)
+    neighbours = cross_val_predict(KNeighborsRegressor(10), vectors, positions, cv=folds)
+    assert np.array_equal(tell_positions(vectors, positions), neighbours)
+    ridge = RidgeCV(alphas=[0.1, 1, 10, 100, 1000, 10_000, 100_000])
+    linear = cross_val_predict(make_pipeline(StandardScaler(), ridge), vectors, positions, cv=folds)
+    assert np.array_equal(tell_positions(vectors, positions, linear=True), linear)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"class_token": False, "global_pool": "avg"}])
+def test_what_is_recorded_of_a_layer(sizes: dict[str, Any]) -> None:
+    """Its output, and by how much each changes the class token, or the mean of the tokens."""
+    model = RoutedModel(small(**sizes))
+    routes = [(2, 0, 3, 1), (0, 1, 2, 3), (3, 1, 0, 2)]
+    recording = Recording(model, 2, 3)
+    model(images(3), torch.tensor(routes), [recording])
+    for i, route in enumerate(routes):
+        states = [state[0] for _, state in model.states(images(3)[i : i + 1], route)]
+        for depth, layer in enumerate(route):
+            change = states[depth + 1] - states[depth]
+            change = change.mean(0) if sizes else change[0]
+            assert recording.norms[i, layer].item() == pytest.approx(change.norm().item(), rel=1e-4)
+        after = states[route.index(2) + 1].flatten()
+        torch.testing.assert_close(recording.outputs[i], after, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of what umap misses
+def test_an_analysis_says_what_its_arrays_do(
+    params: Params, pico: ModelPreset, prepared: Path, weights: Path, tmp_path: Path
+) -> None:
+    """Each image runs in an order of its own; numbers and errors are those of their definitions."""
+    options = params.analysis.model_copy(update={"images": 36, "neighbors": 5, "layer": 2})
+    config = AnalysisConfig(**run_fields(prepared, pico, precision="fp32"), options=options)
+    analyse(config, prepared, weights, tmp_path, lambda event: None)
+    with np.load(tmp_path / ARRAYS) as arrays:
+        plane, positions, norms = arrays["plane"], arrays["positions"], arrays["norms"]
+    numbers = read_json(tmp_path / ANALYSIS_NUMBERS)
+    model, execution = open_model(config, prepared, weights)
+    split = open_split(config, prepared, "validation", model)
+    chosen = generator("analysis", 0).permutation(len(split))[:36]
+    routes = np.argsort(positions, axis=1)
+    for image, route in enumerate(routes.tolist()):
+        assert tuple(route) == arbitrary(generator("analysis", 0, image), 4)
+    vectors, again = record(model, split, chosen, routes, 2, execution)
+    assert norms == pytest.approx(again, rel=1e-4)
+    assert numbers["position_r2"]["value"] == pytest.approx(
+        r2_score(positions[:, 2], tell_positions(plane, positions[:, 2])), abs=1e-6
+    )
+    whole = tell_positions(vectors, positions[:, 2], linear=True)
+    expected = r2_score(positions[:, 2], whole)
+    assert numbers["position_r2_whole"]["value"] == pytest.approx(expected, abs=1e-3)
+    rng = generator("analysis bootstrap")
+    drawn = [rng.integers(36, size=36) for _ in range(200)]
+    ratios = [contribution_numbers(positions[i], norms[i])["near_far_ratio"] for i in drawn]
+    error = numbers["near_far_ratio"]["error"]
+    assert error == round(float(np.std(ratios, ddof=1)), 6)
+    for value in contribution_numbers(positions, norms).values():
+        assert round(value, 6) in [number["value"] for number in numbers.values()]
+
+
+def test_more_images_than_there_are_cannot_be_analysed(
+    params: Params, pico: ModelPreset, prepared: Path, weights: Path, tmp_path: Path
+) -> None:
+    options = params.analysis.model_copy(update={"images": 41})
+    config = AnalysisConfig(**run_fields(prepared, pico, precision="fp32"), options=options)
+    with refused("analysis.images: found 41, accepted: at most the 40 validation images"):
+        analyse(config, prepared, weights, tmp_path, lambda event: None)
 
 
 def test_detached_points_are_told_from_those_among_others() -> None:
