@@ -1,38 +1,30 @@
 """Numbers of the analysis are those of their definitions."""
 
-from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import spearmanr
 from sklearn.linear_model import RidgeCV
-from sklearn.metrics import r2_score
+from sklearn.metrics import r2_score, silhouette_samples
 from sklearn.model_selection import KFold, cross_val_predict
 from sklearn.neighbors import KNeighborsRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from lsvit.routed import RoutedModel
-from lsvit.routes import arbitrary, generator
+from lsvit.routes import generator
 from papers.layershuffle.compute.analysis import (
     Recording,
-    analyse,
     analysis_numbers,
     contribution_numbers,
     project,
-    record,
     tell_positions,
 )
 from papers.layershuffle.compute.rows import summarise_analysis
-from papers.layershuffle.section import ANALYSIS_NUMBERS, AnalysisConfig
 from pipeline.config.params import Params
-from pipeline.config.presets import ModelPreset
-from pipeline.files import read_json
-from pipeline.jobs.files import ARRAYS
-from pipeline.training.scoring import open_model, open_split
-from tests.conftest import refused, run_fields
 from tests.models import images, small
 
 
@@ -70,65 +62,39 @@ def test_positions_are_told_by_five_folds_with_ten_neighbours_or_the_best_ridge(
     assert np.array_equal(tell_positions(vectors, positions, linear=True), linear)
 
 
-@pytest.mark.parametrize("sizes", [{}, {"class_token": False, "global_pool": "avg"}])
-def test_what_is_recorded_of_a_layer(sizes: dict[str, Any]) -> None:
-    """Its output, and by how much each changes the class token, or the mean of the tokens."""
-    model = RoutedModel(small(**sizes))
+def test_the_output_of_a_layer_is_recorded_wherever_it_runs() -> None:
+    model = RoutedModel(small())
     routes = [(2, 0, 3, 1), (0, 1, 2, 3), (3, 1, 0, 2)]
     recording = Recording(model, 2, 3)
     model(images(3), torch.tensor(routes), [recording])
     for i, route in enumerate(routes):
         states = [state[0] for _, state in model.states(images(3)[i : i + 1], route)]
-        for depth, layer in enumerate(route):
-            change = states[depth + 1] - states[depth]
-            change = change.mean(0) if sizes else change[0]
-            assert recording.norms[i, layer].item() == pytest.approx(change.norm().item(), rel=1e-4)
-        after = states[route.index(2) + 1].flatten()
-        torch.testing.assert_close(recording.outputs[i], after, rtol=1e-4, atol=1e-5)
+        output = states[route.index(2) + 1].flatten()
+        torch.testing.assert_close(recording.outputs[i], output, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of what umap misses
-def test_an_analysis_says_what_its_arrays_do(
-    params: Params, pico: ModelPreset, prepared: Path, weights: Path, tmp_path: Path
-) -> None:
-    """Each image runs in an order of its own; numbers and errors are those of their definitions."""
-    options = params.analysis.model_copy(update={"images": 36, "neighbors": 5, "layer": 2})
-    config = AnalysisConfig(**run_fields(prepared, pico, precision="fp32"), options=options)
-    analyse(config, prepared, weights, tmp_path, lambda event: None)
-    with np.load(tmp_path / ARRAYS) as arrays:
-        plane, positions, norms = arrays["plane"], arrays["positions"], arrays["norms"]
-    numbers = read_json(tmp_path / ANALYSIS_NUMBERS)
-    model, execution = open_model(config, prepared, weights)
-    split = open_split(config, prepared, "validation", model)
-    chosen = generator("analysis", 0).permutation(len(split))[:36]
-    routes = np.argsort(positions, axis=1)
-    for image, route in enumerate(routes.tolist()):
-        assert tuple(route) == arbitrary(generator("analysis", 0, image), 4)
-    vectors, again = record(model, split, chosen, routes, 2, execution)
-    assert norms == pytest.approx(again, rel=1e-4)
-    assert numbers["position_r2"]["value"] == pytest.approx(
-        r2_score(positions[:, 2], tell_positions(plane, positions[:, 2])), abs=1e-6
-    )
-    whole = tell_positions(vectors, positions[:, 2], linear=True)
-    expected = r2_score(positions[:, 2], whole)
-    assert numbers["position_r2_whole"]["value"] == pytest.approx(expected, abs=1e-3)
-    rng = generator("analysis bootstrap")
-    drawn = [rng.integers(36, size=36) for _ in range(200)]
-    ratios = [contribution_numbers(positions[i], norms[i])["near_far_ratio"] for i in drawn]
-    error = numbers["near_far_ratio"]["error"]
-    assert error == round(float(np.std(ratios, ddof=1)), 6)
-    for value in contribution_numbers(positions, norms).values():
-        assert round(value, 6) in [number["value"] for number in numbers.values()]
-
-
-def test_more_images_than_there_are_cannot_be_analysed(
-    params: Params, pico: ModelPreset, prepared: Path, weights: Path, tmp_path: Path
-) -> None:
-    options = params.analysis.model_copy(update={"images": 41})
-    config = AnalysisConfig(**run_fields(prepared, pico, precision="fp32"), options=options)
-    with refused("analysis.images: found 41, accepted: at most the 40 validation images"):
-        analyse(config, prepared, weights, tmp_path, lambda event: None)
+def test_numbers_of_the_analysis_are_those_of_their_definitions() -> None:
+    """Values, and errors of a bootstrap of 200 resamples."""
+    rng = np.random.default_rng(0)
+    positions = np.argsort(rng.random((60, 4)), axis=1)
+    places = positions[:, 2]
+    plane = rng.normal(size=(60, 2)) + places[:, None]
+    vectors = rng.normal(size=(60, 9)) + 0.5 * places[:, None]
+    norms = rng.random((60, 4))
+    numbers = analysis_numbers(plane, vectors, positions, norms, 2)
+    values = {
+        "position_r2": r2_score(places, tell_positions(plane, places)),
+        "position_r2_whole": r2_score(places, tell_positions(vectors, places, linear=True)),
+        "early_detached": silhouette_samples(plane, places == 0)[places == 0].mean(),
+    }
+    values |= contribution_numbers(positions, norms)
+    assert {name: number["value"] for name, number in numbers.items()} == {
+        name: round(float(value), 6) for name, value in values.items()
+    }
+    again = generator("analysis bootstrap")
+    resamples = [again.integers(60, size=60) for _ in range(200)]
+    ratios = [contribution_numbers(positions[i], norms[i])["near_far_ratio"] for i in resamples]
+    assert numbers["near_far_ratio"]["error"] == round(float(np.std(ratios, ddof=1)), 6)
 
 
 def test_detached_points_are_told_from_those_among_others() -> None:
@@ -188,6 +154,26 @@ def test_the_plane_depends_on_its_options_alone(params: Params) -> None:
     changes: list[dict[str, Any]] = [{"seed": 1}, {"min_dist": 0.9}, {"neighbors": 5}]
     for change in changes:
         assert not np.allclose(project(vectors, options.model_copy(update=change)), plane)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_umap_gets_the_options_and_exact_neighbours(
+    params: Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vectors = np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32)
+    monkeypatch.setattr("umap.UMAP", reducer := Mock())
+    reducer.return_value.fit_transform.return_value = vectors[:, :2]
+    values = {"neighbors": 7, "min_dist": 0.3, "seed": 4}
+    assert np.array_equal(
+        project(vectors, params.analysis.model_copy(update=values)), vectors[:, :2]
+    )
+    given: Any = reducer.call_args.kwargs
+    neighbours, distances = given.pop("precomputed_knn")
+    assert given == {"n_neighbors": 7, "min_dist": 0.3, "random_state": 4, "n_jobs": 1}
+    apart = np.linalg.norm(vectors[:, None] - vectors, axis=2)
+    assert np.array_equal(neighbours, apart.argsort(axis=1)[:, :7])
+    assert distances == pytest.approx(np.sort(apart, axis=1)[:, :7], abs=1e-6)
 
 
 def test_analysis_summary(params: Params) -> None:

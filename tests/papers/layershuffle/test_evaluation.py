@@ -21,6 +21,7 @@ from papers.layershuffle.compute.cells import cells, choose_layers
 from papers.layershuffle.compute.evaluation import mislead
 from papers.layershuffle.compute.plan import Evaluations
 from papers.layershuffle.section import (
+    ANALYSIS_NUMBERS,
     SAMPLER_ROWS,
     AnalysisConfig,
     EvalConfig,
@@ -34,13 +35,14 @@ from pipeline.config.presets import ModelPreset
 from pipeline.data.prepare import prepare
 from pipeline.data.resize import Resize, resizing
 from pipeline.data.splits import Split
+from pipeline.files import read_json
 from pipeline.jobs.files import ARRAYS, ROWS, read_meta
 from pipeline.models.weights import build
 from pipeline.training import scoring
 from pipeline.training.devices import Execution
 from pipeline.training.objectives import is_right, task_loss
 from pipeline.training.scoring import InTurn, Score, open_model, open_split, score
-from tests.conftest import cases_of, run_fields
+from tests.conftest import cases_of, refused, run_fields
 from tests.models import small
 from tests.papers.conftest import Keys
 from tests.papers.exits.test_branches import FAMILIES
@@ -404,6 +406,12 @@ def test_an_analysis_keeps_what_its_figures_are_drawn_from(
     assert np.array_equal(arrays["plane"], vectors[:, :2])
     assert np.array_equal(arrays["norms"], norms)
     assert np.array_equal(arrays["positions"], np.argsort(routes, axis=1))
+    found = read_json(tmp_path / ANALYSIS_NUMBERS)
+    positions = np.argsort(routes, axis=1)
+    assert found == analysis.analysis_numbers(arrays["plane"], vectors, positions, norms, 1)
+    too_many = config.model_copy(update={"options": options.model_copy(update={"images": 41})})
+    with refused("analysis.images: found 41, accepted: at most the 40 validation images"):
+        analysis.analyse(too_many, prepared, weights, tmp_path, lambda event: None)
 
 
 def test_jobs_beside_those_of_the_variants(keys: Keys, params: Params) -> None:
