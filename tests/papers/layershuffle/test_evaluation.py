@@ -13,6 +13,7 @@ from sklearn.linear_model import LogisticRegression
 from lsvit.latin import Latin
 from lsvit.routed import RoutedModel
 from lsvit.routes import OneRoute, RouteTable, arbitrary, generator
+from lsvit.weights import save_weights
 from papers import Variant
 from papers.exits.section import ExitHeads
 from papers.layershuffle.compute import analysis, evaluation, logistic
@@ -75,6 +76,9 @@ def evaluated(configured: Configured, prepared: Path, weights: Path, tmp_path: P
         evaluation.evaluate(configured(**options), prepared, weights, tmp_path, lambda event: None)
         rows = pd.read_csv(tmp_path / ROWS, dtype={"route": str})
         samplers = pd.read_csv(tmp_path / SAMPLER_ROWS)
+        pd.testing.assert_frame_equal(rows, rows.round(6), check_exact=True)
+        few_digits = samplers.round(6).round({"distance": 3, "length": 3})
+        pd.testing.assert_frame_equal(samplers, few_digits, check_exact=True)
         return rows.set_index(["keep", "order"]).sort_index(kind="stable"), samplers
 
     return run
@@ -153,15 +157,27 @@ def test_chosen_layers_are_those_kept(
         assert (np.sort(routes.rows(40), axis=1) == kept).all()
 
 
-def test_wrong_positions_are_told(params: Params, configured: Configured, prepared: Path) -> None:
+def test_wrong_positions_are_told(
+    params: Params, configured: Configured, pico: ModelPreset, prepared: Path, tmp_path: Path
+) -> None:
     config = configured(params.variants["ls_pos"], misled=True)
-    model, _ = open_model(config, prepared, None)
+    model, execution = open_model(config, prepared, None)
     before = [table.weight.clone() for table in model.position["encode"].embeddings]
     mislead(model)
     for table, right in zip(model.position["encode"].embeddings, before, strict=True):
         assert torch.equal(table.weight, right[[2, 3, 0, 1]])
     misled = cells(4, config.variant, config.options, misled=True)
     assert {cell.keep for cell in misled} == {4}
+    for part in model.position.parameters():
+        torch.nn.init.normal_(part)
+    save_weights(model, weights := tmp_path / "positions.safetensors")
+    evaluation.evaluate(config, prepared, weights, tmp_path, lambda event: None)
+    (found,) = pd.read_csv(tmp_path / ROWS).query("order == 'sequential'")["loss"]
+    split = open_split(config, prepared, "validation", model)
+    told_right = score(model, split, OneRoute((0, 1, 2, 3)), 16, execution).loss
+    mislead(model)
+    told_wrong = score(model, split, OneRoute((0, 1, 2, 3)), 16, execution).loss
+    assert found == pytest.approx(told_wrong, abs=1e-6) != told_right
 
 
 @pytest.fixture
