@@ -316,6 +316,7 @@ def test_every_image_has_the_route_of_its_batch() -> None:
     routes = [OneRoute((0, 1)), OneRoute((1, 0))]
     table = InTurn(routes, 3).rows(8)
     assert table.tolist() == [[0, 1]] * 3 + [[1, 0]] * 3 + [[0, 1]] * 2
+    assert InTurn(routes, 2).rows(3).tolist() == [[0, 1], [0, 1], [1, 0]]
 
 
 def test_images_with_routes_of_their_own_come_batch_by_batch() -> None:
