@@ -9,10 +9,12 @@ import pandas as pd
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
+from torch.nn.functional import cross_entropy
 
 from lsvit.latin import Latin
 from lsvit.routed import RoutedModel
 from lsvit.routes import OneRoute, RouteTable, arbitrary, generator
+from lsvit.taps import PositionLogits
 from lsvit.weights import save_weights
 from papers import Variant
 from papers.exits.section import ExitHeads
@@ -382,6 +384,33 @@ def test_a_contribution_is_that_to_what_is_classified(family: str) -> None:
     expected = torch.zeros(3, 4)
     expected[[2, 0], 2] = change.norm(dim=1)
     assert torch.allclose(recording.norms, expected, atol=1e-6)
+
+
+def test_a_score_is_the_mean_over_all_images(
+    configured: Configured, prepared: Path, params: Params
+) -> None:
+    """Summed in double precision, and of a model that drops nothing, though it was trained."""
+    named = params.variants["ls_pred"]
+    assert named is not None
+    config = configured(named.model_copy(update={"recipe": Recipe(drop_path=0.9)}))
+    model, execution = open_model(config, prepared, None)
+    split = open_split(config, prepared, "validation", model)
+    route = (2, 0, 3, 1)
+    found = score(model.train(), split, OneRoute(route), 16, execution)
+    model.eval()
+    images, labels = split.take(slice(0, 40))
+    total = 0.0
+    told = []
+    for start in (0, 16, 32):
+        batch = slice(start, start + 16)
+        positions = PositionLogits(model)
+        with torch.inference_mode():
+            logits = model(images[batch], route, [positions])
+            told.append(torch.stack(positions.logits).argmax(-1) == torch.arange(4)[:, None])
+        total += cross_entropy(logits, labels[batch], reduction="sum").item()
+        assert torch.equal(found.correct[batch], logits.argmax(-1) == labels[batch])
+    assert found.loss == pytest.approx(total / 40, rel=1e-14)
+    assert found.position_accuracy == pytest.approx(torch.cat(told, 1).double().mean().item())
 
 
 def test_recording_drops_nothing(configured: Configured, opened: Opened) -> None:
