@@ -9,6 +9,8 @@ from torch.nn.functional import cross_entropy, log_softmax
 
 from lsvit.routes import OneRoute, kendall_distance
 from lsvit.weights import save_weights
+from papers import Variant
+from papers.smoothing.section import Recipe
 from pipeline.config.variant import PLAIN
 from pipeline.jobs.configs import TrainConfig
 from pipeline.models.weights import build
@@ -36,7 +38,8 @@ def test_the_loss_and_its_gradients(
     if by == "baseline":
         weights = tmp_path / "teacher.safetensors"
         save_weights(teacher, weights)
-        config = config.model_copy(update={"teacher": PLAIN})
+        dropping = Variant(route="sequential", recipe=Recipe(drop_path=0.9))  # only in training
+        config = config.model_copy(update={"teacher": dropping})
     run = Run(config, prepared, None, lambda event: None, weights)
     images, labels = run.train_split.take(torch.arange(6))
     found = run.step(Batch(images, labels), OneRoute(ROUTE))
