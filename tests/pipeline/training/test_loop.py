@@ -1,16 +1,19 @@
 """The training loop: deterministic, resumable bit for bit, and doing what the variant says."""
 
+import random
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
 
+import numpy as np
 import pytest
 import torch
 
 from lsvit.position import position_hits, position_loss
 from lsvit.routes import OneRoute
+from papers.smoothing.section import Recipe
 from pipeline.config.datasets import DatasetPreset
 from pipeline.config.samplers import training_order
 from pipeline.config.sections import Optimisation
@@ -38,6 +41,7 @@ from pipeline.training.loop import (
     validate,
     validation_routes,
 )
+from pipeline.training.objectives import Batch
 from pipeline.training.optimisation import make_optimizer, make_scheduler, stops
 from pipeline.training.scoring import InTurn, batches_along
 from pipeline.training.step import count_passes
@@ -310,6 +314,24 @@ def test_two_protocols_keep_two_epochs(
     files = {path.name for path in (tmp_path / "out" / "seed_0").glob("weights*")}
     assert files == {"weights.safetensors", "weights_heldout.safetensors"}
     assert starting_weights(0, tmp_path / "out").name == "weights_heldout.safetensors"
+
+
+def test_variants_see_the_same_images_whatever_else_they_draw(
+    train_config: Config, prepared: Path
+) -> None:
+    """What augmentation draws does not depend on dropped paths, and is new for every batch."""
+    drawn: dict[float, list[tuple[float, ...]]] = {0.0: [], 0.9: []}
+    for rate, numbers in drawn.items():
+        opened = Run(train_config(recipe=Recipe(drop_path=rate)), prepared, None, Mock())
+
+        def augment(batch: Batch, numbers: Any = numbers) -> Batch:
+            numbers.append((torch.rand(()).item(), random.random(), np.random.random()))
+            return batch
+
+        opened.augments = [augment]
+        train_epoch(opened, 1)
+    assert drawn[0.0] == drawn[0.9]
+    assert len(set(drawn[0.0])) == opened.steps > 1
 
 
 def test_every_image_has_the_route_of_its_batch() -> None:
