@@ -17,7 +17,7 @@ from lsvit.latin import Latin, latin
 from lsvit.position import Encode, Position, Predict, position_loss
 from lsvit.routed import RoutedModel
 from lsvit.routes import Sampler, arbitrary, drop, generator, per_sample
-from lsvit.stacked import can_stack
+from lsvit.stacked import Stack, can_stack
 from lsvit.taps import ExitLogits, PositionLogits, in_batch_order
 from papers.smoothing.talking_heads import use_talking_heads
 from papers.smoothing.training import FirstTokens
@@ -273,6 +273,15 @@ def test_routes_that_the_model_cannot_run() -> None:
         model(images, latin(generator("test"), 5))
     with refused("ends before the exit after 2", IndexError):
         model(images, latin(generator("test"), 4, keep=1), exit=2)
+
+
+def test_norms_without_a_shift_run_side_by_side() -> None:
+    norms = [nn.Sequential(nn.LayerNorm(8, bias=False)) for _ in range(3)]
+    for norm in norms:
+        torch.nn.init.normal_(next(norm.parameters()))
+    state = torch.randn(6, 5, 8)
+    found = Stack(norms).load([2, 0], 3)(state)
+    torch.testing.assert_close(found, torch.cat([norms[2](state[:3]), norms[0](state[3:])]))
 
 
 @pytest.mark.parametrize("routes", CASES["wrong"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lsvit.position import Encode, PositionEncoding, Predict
+from lsvit.position import Encode, PositionEncoding, Predict, position_hits
 from tests.conftest import refused
 from tests.models import assert_same
 
@@ -37,6 +37,22 @@ def test_the_spread_of_the_weights_is_that_of_the_papers_width(width: int, spec:
         expected = {name: weight * factor for name, weight in own.state_dict().items()}
         torch.testing.assert_close(dict(linear.state_dict()), expected, rtol=rtol, atol=0)
     assert_same(encoding.embeddings.state_dict(), tables.state_dict())
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_layer_reads_the_embedding_of_its_depth(shared: bool) -> None:
+    """From its own table, or from the one of all layers."""
+    encoding = PositionEncoding(3, 16, Encode(dim=4, shared=shared))
+    state = torch.randn(2, 5, 16)
+    table = encoding.embeddings[0 if shared else 2]
+    read = torch.cat([state, table.weight[1].expand(2, 5, -1)], -1)
+    torch.testing.assert_close(encoding(state, 2, 1), state + encoding.projections[2](read))
+
+
+def test_hits_are_counted_over_samples_and_layers() -> None:
+    """At depth 0 one of two samples is told 0, at depth 1 both are told 1."""
+    logits = [torch.tensor([[2.0, 1, 0], [0, 1, 2]]), torch.tensor([[0.0, 1, 0], [0, 3, 1]])]
+    assert position_hits(logits) == 0.75
 
 
 @pytest.mark.parametrize(

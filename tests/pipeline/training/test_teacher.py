@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy, log_softmax
@@ -14,6 +16,7 @@ from papers.smoothing.section import Recipe
 from pipeline.config.variant import PLAIN
 from pipeline.jobs.configs import TrainConfig
 from pipeline.models.weights import build
+from pipeline.training import loop
 from pipeline.training.loop import Run, draw_route
 from pipeline.training.objectives import Batch
 
@@ -68,3 +71,14 @@ def test_disorder_grows_over_the_training(train_config: Config, swaps: float) ->
     for progress, distance in ((0.0, 0), (0.25, 8), (0.5, 16), (1.0, 33)):
         (route,) = draw_route(config, 12, 1, 0, progress).rows(1)
         assert kendall_distance(tuple(route.tolist())) == distance
+
+
+def test_orders_know_how_much_of_the_training_is_done(
+    train_config: Config, prepared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(train_config(epochs=2), prepared, None, lambda event: None)
+    spy = Mock(side_effect=draw_route)
+    monkeypatch.setattr(loop, "draw_route", spy)
+    loop.train_epoch(run, 2)
+    progress = [call.args[-1] for call in spy.call_args_list]
+    assert progress == pytest.approx(np.linspace(0.5, 1, run.steps, endpoint=False))
