@@ -17,6 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from lsvit.routed import RoutedModel
 from lsvit.routes import generator
 from papers.layershuffle.compute.analysis import (
+    RIDGE,
     Recording,
     analysis_numbers,
     contribution_numbers,
@@ -58,6 +59,7 @@ def test_positions_are_told_by_five_folds_with_ten_neighbours_or_the_best_ridge(
     neighbours = cross_val_predict(KNeighborsRegressor(10), vectors, positions, cv=folds)
     assert np.array_equal(tell_positions(vectors, positions), neighbours)
     ridge = RidgeCV(alphas=[0.1, 1, 10, 100, 1000, 10_000, 100_000])
+    assert RIDGE.tolist() == ridge.alphas
     linear = cross_val_predict(make_pipeline(StandardScaler(), ridge), vectors, positions, cv=folds)
     assert np.array_equal(tell_positions(vectors, positions, linear=True), linear)
 
