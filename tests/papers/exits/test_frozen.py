@@ -373,7 +373,12 @@ def test_a_branch_trains_as_a_plain_loop_does(bench: Bench, epochs: int) -> None
     fitted = exits.fit(branch, train, judge, 0.05, config, CPU)
 
     optimizer = torch.optim.Adam(
-        plain.parameters(), 0.05, config.tuning.betas, config.tuning.eps, config.tuning.weight_decay
+        plain.parameters(),
+        0.05,
+        config.tuning.betas,
+        config.tuning.eps,
+        config.tuning.weight_decay,
+        fused=True,
     )
     losses: list[float] = []
     best: dict[str, torch.Tensor] = {}
