@@ -10,7 +10,7 @@ from lsvit.position import Encode, PositionEncoding, Predict, position_hits
 from tests.conftest import refused
 from tests.models import assert_same
 
-SPECS = [Encode(), Encode(dim=8), Encode(dim=8, std=0.1), Encode(std=0.003)]
+SPECS = [Encode(), Encode(dim=1), Encode(dim=8), Encode(dim=8, std=0.1), Encode(std=0.003)]
 
 
 @pytest.mark.parametrize("width", [16, 192, 768, 1024])
