@@ -98,6 +98,7 @@ MODULES = {  # -> the tests whose work it is to find its faults
         "tests/pipeline/training",
         "tests/papers/exits/test_frozen.py",
         "tests/papers/smoothing/test_training.py",
+        "tests/lsvit/test_weights.py",
     ),
     "pipeline/training/optimisation.py": (
         "tests/pipeline/training/test_loop.py",

@@ -50,6 +50,7 @@ from papers.exits.section import (
     ExitConfig,
 )
 from papers.exits.training import ExitTraining
+from papers.smoothing.section import Recipe
 from pipeline.config.datasets import DatasetPreset
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
@@ -402,6 +403,20 @@ def test_a_branch_trains_as_a_plain_loop_does(bench: Bench, epochs: int) -> None
     found = losses.index(min(losses))
     rose = any(after > before for before, after in itertools.pairwise(losses[: found + 1]))
     assert epochs == 2 or (rose and found == len(losses) - 4)  # and the training ended early
+
+
+@pytest.mark.slow
+def test_a_frozen_backbone_drops_nothing(bench: Bench, tmp_path: Path) -> None:
+    """Though it was trained so."""
+    config = bench.config(branches=["mlp"], depths=[2])
+    dropping = Variant(route="arbitrary", recipe=Recipe(drop_path=0.9))
+    found = []
+    for name, variant in (("plain", config.variant), ("dropping", dropping)):
+        (tmp_path / name).mkdir()
+        one = config.model_copy(update={"variant": variant})
+        exits.train_branches(one, bench.data, bench.weights, tmp_path / name, ignore)
+        found.append(digests(tmp_path / name))
+    assert found[0] == found[1]
 
 
 def test_what_an_exit_answers() -> None:
