@@ -411,9 +411,9 @@ def test_a_frozen_backbone_drops_nothing(bench: Bench, tmp_path: Path) -> None:
     config = bench.config(branches=["mlp"], depths=[2])
     dropping = Variant(route="arbitrary", recipe=Recipe(drop_path=0.9))
     found = []
-    for name, variant in (("plain", config.variant), ("dropping", dropping)):
+    for name, trained_as in (("plain", config.variant), ("dropping", dropping)):
         (tmp_path / name).mkdir()
-        one = config.model_copy(update={"variant": variant})
+        one = config.model_copy(update={"variant": trained_as})
         exits.train_branches(one, bench.data, bench.weights, tmp_path / name, ignore)
         found.append(digests(tmp_path / name))
     assert found[0] == found[1]
