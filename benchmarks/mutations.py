@@ -84,7 +84,10 @@ MODULES = {  # -> the tests whose work it is to find its faults
         "tests/papers/smoothing/test_training.py",
         "tests/papers/smoothing/test_augmentation.py",
     ),
-    "pipeline/config/samplers.py": ("tests/lsvit/test_routes.py",),
+    "pipeline/config/samplers.py": (
+        "tests/lsvit/test_routes.py",
+        "tests/pipeline/config/test_per.py",
+    ),
     "pipeline/training/objectives.py": (
         "tests/pipeline/training/test_loop.py",
         "tests/pipeline/training/test_plain_loop.py",

@@ -59,7 +59,7 @@ def test_every_row_is_what_its_orders_give(
 
 
 def test_a_quarter_half_and_three_quarters_are_kept() -> None:
-    """Of three blocks one, one and two."""
+    """A model of three blocks keeps one and two."""
     for depth, layers in ((12, [12, 3, 6, 9]), (3, [3, 1, 2])):
         scores = lsvit.evaluate(small(depth=depth), BATCHES, orders=2)
         assert [score.layers for score in scores[::2]] == layers
@@ -167,7 +167,7 @@ def test_a_loop_of_a_fixed_length_takes_orders_of_all_blocks() -> None:
 
 
 def test_an_error_of_the_models_own_is_raised_as_it_is() -> None:
-    """Where all blocks are there, a missing one is not the reason."""
+    """With all blocks in the list, an IndexError is not about them."""
     model = Counted()
     model.layers[3].register_forward_pre_hook(Mock(side_effect=IndexError("its own")))
     with pytest.raises(IndexError, match="its own"):

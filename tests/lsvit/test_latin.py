@@ -297,7 +297,8 @@ def test_form(num_layers: int, first: int, last: int, keep: int | None) -> None:
     assert (drawn.first, drawn.last, len(drawn.routes)) == (first, last, free)
     assert not drawn.shared
     again = generator("test")
-    layers, shifts = first + again.permutation(free), again.permutation(free)[:keep]
+    layers = first + again.permutation(free)
+    shifts = again.permutation(free)[:keep]
     for i, route in enumerate(drawn.routes):
         assert route[first : len(route) - last] == tuple(layers[(i + shifts) % free])
         assert len(set(route)) == len(route) == (keep or num_layers)

@@ -39,12 +39,10 @@ def test_the_spread_of_the_weights_is_that_of_the_papers_width(width: int, spec:
     assert_same(encoding.embeddings.state_dict(), tables.state_dict())
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_layer_reads_the_embedding_of_its_depth(shared: bool) -> None:
-    """From its own table, or from the one of all layers."""
-    encoding = PositionEncoding(3, 16, Encode(dim=4, shared=shared))
+def test_layers_that_share_a_table_read_the_embedding_of_their_depth() -> None:
+    encoding = PositionEncoding(3, 16, Encode(dim=4, shared=True))
+    (table,) = encoding.embeddings
     state = torch.randn(2, 5, 16)
-    table = encoding.embeddings[0 if shared else 2]
     read = torch.cat([state, table.weight[1].expand(2, 5, -1)], -1)
     torch.testing.assert_close(encoding(state, 2, 1), state + encoding.projections[2](read))
 

@@ -190,7 +190,7 @@ def test_shared_position_encoding_starts_at_zero(pico: ModelPreset) -> None:
 
 
 def test_states_of_layers_that_do_not_exist_are_refused() -> None:
-    with refused("layer|block", IndexError):
+    with refused("layer -1 does not exist", IndexError):
         next(RoutedModel(small()).states(images(), (0, -1)))
 
 

@@ -26,7 +26,6 @@ from lsvit.routes import (
 )
 from pipeline.config.samplers import (
     draw_routes,
-    forms,
     latin_ends,
     limit,
     make_sampler,
@@ -96,19 +95,6 @@ def test_samplers_know_what_they_fit(
 ) -> None:
     assert limit(spec, 4) == (tuple(found) if found else None)
     assert latin_ends(spec) == (tuple(ends) if ends else None)
-
-
-@pytest.mark.parametrize(
-    ("specs", "expected"),
-    [
-        (["arbitrary", {"fix_first": 1}, {"fix_last": 0}], ("batch", "sample", "latin")),
-        ([{"drop": 0.2}, {"swap": 3}], ("batch", "sample")),
-        (["sequential", "reversed", "repeat_first", {"order": [1, 0]}, {"skip": [1]}], ()),
-    ],
-)
-def test_what_routes_can_be_drawn_for(specs: list[Any], expected: tuple[str, ...]) -> None:
-    for spec in specs:
-        assert forms(spec) == expected
 
 
 def test_swaps_are_uniform_at_their_distance() -> None:

@@ -22,7 +22,7 @@ def test_practical(step: int) -> None:
 
 @pytest.mark.parametrize(("noise", "beyond"), [(0.99, True), (1.01, False)])
 def test_a_lead_is_compared_with_its_standard_error(noise: float, beyond: bool) -> None:
-    """Of 0.5 over four images, with the standard deviation 1, which is 0.5 too."""
+    """The lead is 0.5 over four images, its standard deviation 1, so its standard error 0.5."""
     right = np.array([[0, 0, 0, 1], [1, 1, 1, 0]], float)
     found = practical(COST[:2], right, noise)
     assert (found.tolist(), found.dtype) == ([True, beyond], bool)

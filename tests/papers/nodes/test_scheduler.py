@@ -192,7 +192,7 @@ def test_a_wait_that_the_deadline_cuts_off_is_no_silence(seconds: float, silence
     assert client.waiting[0] == 0
 
 
-def test_after_six_silences_a_node_rests_no_longer() -> None:
+def test_rests_grow_no_more_after_six_silences() -> None:
     client, _ = two(silent={0: 6.0})
     steps = client.journey("strict")
     with pytest.raises(StopIteration):
@@ -347,7 +347,7 @@ def test_journeys_of_the_same_draws_stay_as_they_are(
     fault: dict[str, float],
     found: list[float],
 ) -> None:
-    """A change of the scheduler or of the nodes that changes a result shows here."""
+    """Sums of recorded runs: a change of the scheduler or of the nodes may show here alone."""
     options = SERVICE.model_copy(update=service)
     answers, busy = run(policy, Fault(**fault), options=options, **setting)
     lost = sum(answer.lost for answer in answers)
@@ -386,7 +386,7 @@ def test_images_go_from_node_to_node(policy: Policy) -> None:
 
 
 @pytest.mark.parametrize(("hop", "whole"), [(0.0, False), (0.5, True)])
-def test_what_a_node_ends_too_late_goes_nowhere(hop: float, whole: bool) -> None:
+def test_what_a_node_ends_goes_on_if_that_is_in_time(hop: float, whole: bool) -> None:
     """It takes two seconds, of which nobody knows.
 
     The client, which waits for one and a half, does without the layer. With half a second for the
