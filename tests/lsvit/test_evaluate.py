@@ -28,7 +28,7 @@ def hits_of(routed: lsvit.RoutedModel, routes: list[lsvit.Route], top: int) -> n
     return np.stack(rows).astype(float)
 
 
-@pytest.mark.parametrize(("encode", "orders"), [(None, 5), (lsvit.Encode(), 2)])
+@pytest.mark.parametrize(("encode", "orders"), [(None, 5), (lsvit.Encode(), 5), (None, 2)])
 def test_every_row_is_what_its_orders_give(
     encode: lsvit.Encode | None, orders: int, printed: Printed
 ) -> None:
